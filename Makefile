@@ -1,0 +1,94 @@
+# Everything runs in .venv, which the first target that needs it sets up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The pinned set was resolved for CPython 3.11; other versions take the newest that fits.
+CONSTRAIN := $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")')
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN)
+PROTOS := $(wildcard protos/rlightning/v1/*.proto)
+PYTEST := $(BIN)/python -m pytest
+NOT_LOCAL := not real_env and not docker and not netns and not gpu
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast test-netns ci bench bench-smoke prove-demo prove-flakes prove-bench \
+  protos protos-check protos-breaking lint format types layers pythons wheel cover clean
+
+help:  ## Show what can be made.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[all]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.run
+
+install: $(VENV)/.dev  ## Set up .venv with everything a developer needs.
+
+demo: $(VENV)/.run  ## Start a cluster of local processes and solve CartPole with it.
+	$(BIN)/rlightning train configs/cartpole.yaml
+
+test: $(VENV)/.dev  ## Run the tests that need neither root, Docker, a simulator nor a GPU.
+	$(PYTEST) -m "$(NOT_LOCAL)"
+
+test-fast: $(VENV)/.dev  ## Run the unit, property, golden and architecture tests.
+	$(PYTEST) -m "$(NOT_LOCAL) and not slow" tests/unit tests/property tests/golden tests/architecture
+
+protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)
+
+protos-check: $(VENV)/.dev  ## Fail when rlightning/v1 is stale or the protos break their rules.
+	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
+	@rm -rf build/protos && mkdir -p build/protos
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=build/protos --pyi_out=build/protos $(PROTOS)
+	diff -r --exclude=__init__.py --exclude=__pycache__ build/protos/rlightning/v1 rlightning/v1
+
+protos-breaking: $(VENV)/.dev  ## Compare the protos with those of main.
+	cd protos && ../$(BIN)/buf breaking --against '../.git#branch=main,subdir=protos'
+
+lint: $(VENV)/.dev  ## Check style and spelling.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+format: $(VENV)/.dev  ## Mend style.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	cd protos && ../$(BIN)/buf format -w
+
+types: $(VENV)/.dev  ## Check types, the base package also as Python 3.10 sees it.
+	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 -p rlightning.types -p rlightning.wire -p rlightning.rpc -p rlightning.env -m rlightning.actor
+
+layers: $(VENV)/.dev  ## Check that imports point down only.
+	$(BIN)/lint-imports
+
+pythons: $(VENV)/.dev  ## Import the base install on every CPython 3.10-3.13 that this machine has.
+	$(BIN)/python -m tests.pythons
+
+wheel: $(VENV)/.dev  ## Build the wheel and the sdist into dist/.
+	$(BIN)/python -m build --outdir dist
+
+bench: $(VENV)/.dev  ## Measure everything; prints the tables of benchmarks/RESULTS.md.
+	$(BIN)/python -m benchmarks all
+
+bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly and assert half their floors.
+	$(BIN)/python -m benchmarks smoke
+
+prove-demo: $(VENV)/.run  ## Solve CartPole with ten seeds in a row.
+	$(BIN)/python -m benchmarks.prove_demo
+
+prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
+	for i in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q -m "$(NOT_LOCAL)" || exit 1; done
+
+cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
+	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
+
+ci: protos-check lint types layers test pythons bench-smoke  ## Everything that CI runs.
+
+clean:  ## Remove what was built; keeps runs/.
+	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

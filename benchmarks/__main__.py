@@ -1,0 +1,32 @@
+"""`python -m benchmarks all|smoke|codec|act|demo`: prints Markdown tables; exits 1 when a smoke run is far off."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timezone
+
+from benchmarks import act, codec
+from benchmarks.harness import machine
+
+SUITES = {"codec": codec.measure, "act": act.measure}
+
+
+def main() -> int:
+    """Runs what was asked for."""
+    what = sys.argv[1] if len(sys.argv) > 1 else "all"
+    if what not in {"all", "smoke", *SUITES}:
+        print(
+            f"unknown benchmark '{what}'; one of: all, smoke, {', '.join(SUITES)}", file=sys.stderr
+        )
+        return 2
+    smoke = what == "smoke"
+    print(f"## {datetime.now(timezone.utc):%Y-%m-%d}, `python -m benchmarks {what}`\n\n{machine()}")
+    rounds, seconds, slack = (2, 0.2, 2.0) if smoke else (5, 0.5, 1.0)
+    suites = [SUITES[what]] if what in SUITES else list(SUITES.values())
+    good = [suite(rounds, seconds, slack) for suite in suites]
+    # A full run reports; only the smoke run, with its slack, is a test.
+    return 1 if smoke and not all(good) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

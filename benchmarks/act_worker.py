@@ -1,0 +1,146 @@
+"""A client process of the act and loop benchmarks; jobs come as JSON lines on stdin."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.echo import OPTIONS, round_trips
+from benchmarks.workload import SPACES, make_env
+from rlightning.actor import ActorControl, ActorStats, run_actor
+from rlightning.policy import PolicyClient
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+Answer = dict[str, Any]
+
+
+class RawEnv:
+    """A workload env as the actor's port; counts what it steps."""
+
+    def __init__(self, kind: str, n: int, group: int) -> None:
+        observation_space, action_space = SPACES[kind]
+        self.meta = EnvMeta(f"{kind}-{n}-{group}", action_space, observation_space, n)
+        self.steps = 0
+        self._env = make_env(kind, n)
+        self._n = n
+
+    async def reset(self) -> EnvRet:
+        zeros = np.zeros(self._n, np.float32)
+        return self._env_ret(zeros, zeros.astype(bool), zeros.astype(bool))
+
+    async def step(self, response: PolicyResponse) -> EnvRet:
+        self._env.observation, reward, terminated, truncated = self._env.step(response.action)
+        self.steps += self._n
+        return self._env_ret(reward, terminated, truncated)
+
+    def _env_ret(self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> EnvRet:
+        return EnvRet(self.meta.env_id, self._env.observation, reward, terminated, truncated)
+
+
+def percentiles(stamps: list[int]) -> Answer:
+    """p50 and p99 in microseconds."""
+    p50, p99 = np.percentile(np.asarray(stamps), [50, 99]) / 1e3
+    return {"p50": p50, "p99": p99, "count": len(stamps)}
+
+
+async def echo(job: Answer) -> Answer:
+    """Bare round trips on K streams."""
+    import grpc
+
+    async with grpc.aio.insecure_channel(job["address"], options=OPTIONS) as channel:
+        start = time.perf_counter()
+        streams = [
+            round_trips(channel, job["request"], job["reply"], job["seconds"])
+            for _ in range(job.get("streams", 1))
+        ]
+        stamps = [ns for one in await asyncio.gather(*streams) for ns in one]
+        return {**percentiles(stamps), "per_s": len(stamps) / (time.perf_counter() - start)}
+
+
+async def act(job: Answer) -> Answer:
+    """Write of the request to action decoded, one in flight; the env step outside."""
+    env = RawEnv(job["kind"], job["n"], 0)
+    async with PolicyClient(job["address"], spec=env.meta) as client:
+        stamps = []
+        env_ret = await env.reset()
+        end = time.perf_counter() + job["seconds"]
+        while time.perf_counter() < end:
+            start = time.perf_counter_ns()
+            response = await client.act(env_ret)
+            stamps.append(time.perf_counter_ns() - start)
+            env_ret = await env.step(response)
+        return percentiles(stamps)
+
+
+async def loop(job: Answer) -> Answer:
+    """The actor loop over K groups, without a buffer; env steps per second."""
+    envs = [RawEnv(job["kind"], job["n"], group) for group in range(job["groups"])]
+    clients = [PolicyClient(job["address"], spec=env.meta) for env in envs]
+    await asyncio.gather(*(client.start() for client in clients))
+    controls = [ActorControl() for _ in envs]
+    tasks = [
+        asyncio.ensure_future(run_actor(env, client, None, control=control, stats=ActorStats()))
+        for env, client, control in zip(envs, clients, controls, strict=True)
+    ]
+    await asyncio.sleep(0.1)
+    before, start = sum(env.steps for env in envs), time.perf_counter()
+    await asyncio.sleep(job["seconds"])
+    steps, elapsed = sum(env.steps for env in envs) - before, time.perf_counter() - start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*(client.close() for client in clients))
+    return {"steps_per_s": steps / elapsed}
+
+
+async def in_process(job: Answer) -> Answer:
+    """The same env and network in one loop, nothing between them."""
+    import torch
+
+    from benchmarks.workload import forward, make_network
+
+    torch.set_num_threads(1)
+    env, network = make_env(job["kind"], job["n"]), make_network(job["kind"])
+    steps, end = 0, time.perf_counter() + job["seconds"]
+    stamps = []
+    start = time.perf_counter()
+    with torch.inference_mode():
+        while time.perf_counter() < end:
+            before = time.perf_counter_ns()
+            action = forward(network, job["kind"], torch.from_numpy(env.observation)).numpy()
+            stamps.append(time.perf_counter_ns() - before)
+            env.observation = env.step(action)[0]
+            steps += job["n"]
+    return {**percentiles(stamps), "steps_per_s": steps / (time.perf_counter() - start)}
+
+
+JOBS: dict[str, Callable[[Answer], Awaitable[Answer]]] = {
+    "echo": echo,
+    "act": act,
+    "loop": loop,
+    "in_process": in_process,
+}
+
+
+async def main() -> None:
+    """Answers jobs until stdin closes."""
+    running = asyncio.get_running_loop()
+    print(json.dumps({"ready": True}), flush=True)
+    while line := await running.run_in_executor(None, sys.stdin.readline):
+        job = json.loads(line)
+        try:
+            answer = await JOBS[job["what"]](job)
+        except Exception as error:  # the parent raises it
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,316 @@
+"""One buffer in an event loop: writers that wait for room, learners that wait for batches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlightning.buffer.base_buffer import DataBuffer, build_data_buffer
+from rlightning.buffer.pipeline import Item
+from rlightning.buffer.rollout_buffer import RolloutBuffer
+from rlightning.buffer.rollouts import Rollout
+from rlightning.buffer.utils.layout import iter_arrays
+from rlightning.errors import DeadlineExceededError, UnavailableError
+from rlightning.types import EnvMeta
+from rlightning.utils.config import BufferConfig
+
+PRODUCER_SILENT = "PRODUCER_SILENT"
+"""Reason of the error that tells a learner of a producer that sends nothing."""
+
+
+@dataclass
+class Producer:
+    """A writer and when it was last heard.
+
+    Attributes:
+        env_id: Id of the env whose rows it writes.
+        writer_id: Id of the writer.
+        heard_ns: When something of it came last, by the monotonic clock.
+        waiting: Messages of it that wait for room.
+    """
+
+    env_id: str
+    writer_id: str
+    heard_ns: int = field(default_factory=time.monotonic_ns)
+    waiting: int = 0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A batch on its way to a learner.
+
+    Attributes:
+        transitions: Number of transitions in it.
+        metadata: What it is made of.
+        rollout: The rollout that it is; None if it is a sample, and its rows stay where they are.
+        sample: The columns of a sample.
+        nbytes: Size of the columns in bytes.
+    """
+
+    transitions: int
+    metadata: Mapping[str, Any]
+    rollout: Rollout | None = None
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def columns(self) -> dict[str, Any]:
+        """Returns the columns; for a rollout as `Rollout.columns` does, from any thread."""
+        return dict(self.sample) if self.rollout is None else self.rollout.columns()
+
+
+class BufferTable:
+    """A named buffer that writers and learners of one event loop share.
+
+    Args:
+        name: Its name.
+        config: Section `buffer` of the configuration.
+
+    Attributes:
+        name: Its name.
+        buffer: The buffer itself.
+        sampled_total: Transitions handed to learners.
+
+    Raises:
+        ConfigError: The configuration asks for what the buffer does not offer.
+    """
+
+    def __init__(self, name: str, config: BufferConfig) -> None:
+        self.name = name
+        self.buffer: DataBuffer = build_data_buffer(config)
+        self.buffer.init()
+        self.sampled_total = 0
+        self._timeout_ns = int(config.producer_timeout_s * 1e9)
+        self._producers: dict[str, Producer] = {}
+        # Who wrote last when nobody does any more.
+        self._last = Producer("", "")
+        self._room = asyncio.Event()
+        self._ready = asyncio.Event()
+
+    @property
+    def serves_rollouts(self) -> bool:
+        """Whether batches are whole rollouts, which leave the buffer."""
+        return isinstance(self.buffer, RolloutBuffer)
+
+    @property
+    def producers(self) -> Mapping[str, Producer]:
+        """The writers by env id."""
+        return self._producers
+
+    @property
+    def capacity(self) -> int:
+        """How many transitions it can hold; for rollouts, of the envs that there are now."""
+        if isinstance(self.buffer, RolloutBuffer):
+            rollouts = self.buffer.rollouts
+            rows = sum(group.rows for group in rollouts.groups.values())
+            return rows * rollouts.length * rollouts.max_rollouts
+        return self.buffer.config.capacity
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counters and the state of each producer, for people."""
+        now = time.monotonic_ns()
+        stats: dict[str, Any] = {
+            **self.buffer.counters.to_dict(),
+            "producers": {
+                env_id: {
+                    "writer_id": producer.writer_id,
+                    "heard_s": (now - producer.heard_ns) / 1e9,
+                    "waiting": producer.waiting,
+                }
+                for env_id, producer in self._producers.items()
+            },
+        }
+        if isinstance(self.buffer, RolloutBuffer):
+            rollouts = self.buffer.rollouts
+            stats |= {
+                "rollouts_total": rollouts.formed,
+                "rollouts_ready": rollouts.ready,
+                "rollouts_held": rollouts.held,
+            }
+        return stats
+
+    # Writing.
+
+    def open_writer(self, meta: EnvMeta, writer_id: str) -> None:
+        """Lets a writer bring the rows of an env; it takes over from the one before it.
+
+        What comes is not joined to what came before, unless it is the same writer.
+
+        Raises:
+            ConfigError: A space of the env cannot be stored.
+        """
+        env_id = meta.env_id or ""
+        producer = self._producers.get(env_id)
+        if producer is None or producer.writer_id != writer_id:
+            self.buffer.open_group(meta)
+            self._producers[env_id] = Producer(env_id, writer_id)
+
+    def close_writer(self, env_id: str, writer_id: str) -> None:
+        """Takes note that a writer will not come back: nobody waits for its rows any more."""
+        producer = self._producers.get(env_id)
+        if producer is not None and producer.writer_id == writer_id:
+            self._last = self._producers.pop(env_id)
+            self.buffer.close_group(env_id)
+            self._changed()
+
+    def try_insert(self, env_id: str, items: Sequence[Item]) -> bool:
+        """Stores items of one env, all or none.
+
+        Returns:
+            False if there is no room for them yet.
+
+        Raises:
+            InvalidRowError: One does not fit; the message names the field.
+            StorageFullError: The storage does not overwrite, and is full.
+        """
+        prepared = self.buffer.prepare(env_id, items)
+        if not self.buffer.has_room(prepared):
+            return False
+        self.buffer.commit(prepared)
+        self._producers[env_id].heard_ns = time.monotonic_ns()
+        if self._has_batch():
+            self._ready.set()
+        return True
+
+    def _has_batch(self) -> bool:
+        return not isinstance(self.buffer, RolloutBuffer) or self.buffer.rollouts.ready > 0
+
+    async def wait_room(self) -> None:
+        """Returns when there may be more room than now."""
+        self._room.clear()
+        await self._room.wait()
+
+    def refuse(self, env_id: str) -> None:
+        """Takes note that an item of an env was not stored: nothing is joined across it."""
+        self.buffer.break_group(env_id)
+
+    # Sampling.
+
+    def take(self, batch_size: int | None = None) -> Taken | None:
+        """Returns a batch if there is one.
+
+        Args:
+            batch_size: Transitions in it, for a buffer that does not serve rollouts.
+        """
+        buffer = self.buffer
+        if isinstance(buffer, RolloutBuffer):
+            rollout = buffer.rollouts.take()
+            if rollout is None:
+                return None
+            metadata = {
+                "env_ids": rollout.env_ids,
+                "rows": rollout.rows,
+                "rollout": rollout.index,
+            }
+            taken = Taken(rollout.transitions, metadata, rollout, nbytes=rollout.nbytes)
+        else:
+            if buffer.size() < max(1, batch_size or 1):
+                return None
+            (columns,) = buffer.sample(batch_size)
+            leaves = list(iter_arrays(columns))
+            nbytes = sum(leaf.nbytes for leaf in leaves)
+            taken = Taken(len(leaves[0]), {}, None, columns, nbytes)
+        self.sampled_total += taken.transitions
+        return taken
+
+    async def next(
+        self,
+        timeout_s: float | None = None,
+        *,
+        batch_size: int | None = None,
+        patience_s: float = 0.0,
+    ) -> Taken:
+        """Waits for a batch.
+
+        Args:
+            timeout_s: How long, in seconds; None: for ever.
+            batch_size: As in `take`.
+            patience_s: For how long a silent producer is not complained about, in seconds.
+
+        Raises:
+            DeadlineExceededError: There was none in time.
+            UnavailableError: A producer has sent nothing for `producer_timeout_s`, and holds the
+                others up; reason `PRODUCER_SILENT`, the message names it.
+        """
+        begun = time.monotonic_ns()
+        deadline = None if timeout_s is None else begun + int(timeout_s * 1e9)
+        patient_until = begun + int(patience_s * 1e9)
+        while (taken := self.take(batch_size)) is None:
+            now = time.monotonic_ns()
+            if deadline is not None and now >= deadline:
+                raise DeadlineExceededError(
+                    f"no batch in table '{self.name}' within {timeout_s:g} s"
+                )
+            alarm = max(self._silent_at(), patient_until)
+            if now >= alarm:
+                raise UnavailableError(self._silence(now), reason=PRODUCER_SILENT)
+            wake = alarm if deadline is None else min(alarm, deadline)
+            self._ready.clear()
+            try:
+                await asyncio.wait_for(self._ready.wait(), (wake - now) / 1e9)
+            except asyncio.TimeoutError:
+                continue
+        return taken
+
+    def release(self, taken: Taken) -> None:
+        """Takes note that a learner has a batch: a rollout makes room for others."""
+        if taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
+            self.buffer.rollouts.release(taken.rollout)
+            self._changed()
+
+    def give_back(self, taken: Taken) -> None:
+        """Takes note that nobody has a batch that was taken: a rollout is for the next learner."""
+        self.sampled_total -= taken.transitions
+        if taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
+            self.buffer.rollouts.give_back(taken.rollout)
+            self._ready.set()
+
+    def clear(self) -> int:
+        """Drops what is stored; returns how many transitions."""
+        before = self.buffer.size()
+        self.buffer.clear()
+        self._changed()
+        return before - self.buffer.size()
+
+    def _changed(self) -> None:
+        self._room.set()
+        self._ready.set()
+
+    # Producers that fall silent.
+
+    def _silent_at(self) -> int:
+        """Returns when there is something to complain about, by the monotonic clock."""
+        heard = [producer.heard_ns for producer in self._producers.values() if not producer.waiting]
+        if not self._producers:
+            since = self._last.heard_ns
+        elif not heard or (len(heard) < len(self._producers) and not self.serves_rollouts):
+            since = time.monotonic_ns()
+        else:
+            # Every producer holds a rollout up; samples go on as long as one of them writes.
+            since = min(heard) if self.serves_rollouts else max(heard)
+        return since + self._timeout_ns
+
+    def _silence(self, now: int) -> str:
+        if not self._producers:
+            who = (
+                f"the last one was {_name(self._last)}, heard {_ago(now, self._last)} ago"
+                if self._last.env_id
+                else "there has been none since the start"
+            )
+            return f"no producer writes to table '{self.name}'; {who}"
+        silent = [
+            f"{_name(producer)}, last heard {_ago(now, producer)} ago"
+            for producer in self._producers.values()
+            if not producer.waiting and now - producer.heard_ns >= self._timeout_ns
+        ]
+        return f"table '{self.name}' waits for silent producers: {'; '.join(silent)}"
+
+
+def _name(producer: Producer) -> str:
+    return f"env {producer.env_id!r} (writer {producer.writer_id})"
+
+
+def _ago(now: int, producer: Producer) -> str:
+    return f"{(now - producer.heard_ns) / 1e9:.1f} s"

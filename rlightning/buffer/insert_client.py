@@ -1,0 +1,299 @@
+"""The writer's side of a buffer server: exactly-once inserts through cuts and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from types import TracebackType
+from typing import NamedTuple
+
+from typing_extensions import Self
+
+from rlightning.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    PreconditionError,
+    RemoteError,
+    ReplayError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from rlightning.rpc.channel import connect
+from rlightning.rpc.client import SessionClient
+from rlightning.rpc.status import from_error_status, too_large
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.wire import Reader, Writer, fill_env_ret, fill_policy_response
+
+logger = logging.getLogger(__name__)
+
+SERVICE = "rlightning.v1.BufferService"
+"""Full name of the service."""
+
+_METHOD = f"/{SERVICE}/Insert"
+_START_TIMEOUT_S = 30.0
+
+
+class _Sent(NamedTuple):
+    """A message that is not acked yet."""
+
+    seq: int
+    data: bytes
+
+
+class InsertClient:
+    """Stores what one group of rows saw and was answered in a buffer server, exactly once.
+
+    What is not acked is kept in a bounded window, and sent again after a cut or a restart of the
+    server; the server drops what it has already. A full window makes `insert` wait, and so does a
+    full buffer, which withholds its acks. Belongs to one event loop.
+
+    Args:
+        address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
+        spec: The group: its id, spaces and number of rows.
+        writer_id: Id of this writer, new per process and group, `[A-Za-z0-9._-]{1,64}`; default: a
+            random one.
+        table: Which table; empty means `default`.
+        window_messages: Messages that may be unacked. They may be older than what the buffer has
+            room for, so a learner that wants fresh rows wants few of them.
+        window_bytes: Bytes that may be unacked, unless it is a single message.
+        rpc: Limits and times.
+        auth: Token and certificates.
+
+    Attributes:
+        acked: Messages acked so far.
+        resent: Messages sent again after a cut.
+        rebased: Times that the server had lost what it had acked.
+
+    Raises:
+        ConfigError: The group has no id.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        spec: EnvMeta,
+        writer_id: str | None = None,
+        table: str = "",
+        window_messages: int = 8,
+        window_bytes: int = 16 * 2**20,
+        rpc: RpcConfig | None = None,
+        auth: ClientAuthConfig | None = None,
+    ) -> None:
+        if not spec.env_id:
+            raise ConfigError("an InsertClient needs the id of its env in the spec")
+        self.acked = 0
+        self.resent = 0
+        self.rebased = 0
+        self._channel = connect(address, rpc=rpc, auth=auth)
+        self._spec = spec
+        self._writer_id = writer_id or f"writer-{uuid.uuid4().hex[:16]}"
+        self._table = table
+        self._window_messages = window_messages
+        self._window_bytes = window_bytes
+        self._session: SessionClient[pb.InsertRequest, pb.InsertResponse] | None = None
+        self._window: deque[_Sent] = deque()
+        self._unacked_bytes = 0
+        self._seq = 0
+        self._cap = 0
+        self._storage_id = ""
+        self._progress = asyncio.Event()
+        self._failure: RemoteError | None = None
+        self._refusal: RemoteError | None = None
+
+    @property
+    def address(self) -> str:
+        """Address of the server."""
+        return self._channel.address
+
+    async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Opens the session. May be called again after it failed.
+
+        Raises:
+            PreconditionError: The server does not take such a group.
+            UnavailableError: No server answered in time.
+        """
+        self._failure = None
+        self._session = SessionClient(
+            self._channel,
+            _METHOD,
+            request_type=pb.InsertRequest,
+            response_type=pb.InsertResponse,
+            client_id=self._writer_id,
+            spec=self._spec,
+            prepare_hello=self._prepare_hello,
+            on_welcome=self._on_welcome,
+            on_message=self._on_message,
+            on_failure=self._on_failure,
+        )
+        await self._session.start(timeout_s)
+
+    async def close(self) -> None:
+        """Ends the session, so that nobody waits for this group, and closes the connection.
+
+        What is not acked may be lost: `flush` before.
+        """
+        if self._session is not None:
+            await self._session.close()
+        self._on_failure(UnavailableError("the client was closed", peer=self.address))
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def insert(
+        self, env_ret: EnvRet, response: PolicyResponse | None, *, new_segment: bool = False
+    ) -> None:
+        """Sends one item, once there is room in the window; one call at a time.
+
+        Args:
+            env_ret: What the env returned. It is encoded before this returns.
+            response: The policy's answer to it; None closes the rows that it ends.
+            new_segment: Nothing before this item is joined to it.
+
+        Raises:
+            InvalidRequestError: The server refused an earlier item, which does not fit; the message
+                names the field. Nothing of it was stored, this item was not sent, and later ones
+                are not joined to those before.
+            ResourceExhaustedError: The item passes the session's cap.
+            CodecError: The item holds something that cannot be sent.
+            RemoteError: The session ended for good.
+        """
+        session = self._session
+        if session is None:
+            raise ReplayError("insert needs a session: await start() first")
+        while self._window and (
+            len(self._window) >= self._window_messages or self._unacked_bytes >= self._window_bytes
+        ):
+            self._raise_errors()
+            self._progress.clear()
+            await self._progress.wait()
+        self._raise_errors()
+        writer = Writer()
+        request = session.new_request()
+        insert = request.insert
+        insert.seq = self._seq + 1
+        insert.epoch = session.epoch
+        if self._table:
+            insert.table = self._table
+        item = insert.items.add()
+        fill_env_ret(item.env_ret, env_ret, writer)
+        if response is not None:
+            fill_policy_response(item.response, response, writer)
+        item.new_segment = new_segment
+        data = writer.finish(request)
+        if len(data) > self._cap:
+            own = self._cap < self._channel.rpc.max_message_bytes
+            raise ResourceExhaustedError(
+                too_large(len(data), self._cap, _METHOD, session=own),
+                peer=self.address,
+                reason="MESSAGE_TOO_LARGE",
+            )
+        self._seq += 1
+        self._window.append(_Sent(self._seq, data))
+        self._unacked_bytes += len(data)
+        await session.send(data)
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Returns when everything that was inserted is acked.
+
+        Args:
+            timeout_s: How long to wait, in seconds; None: for ever.
+
+        Raises:
+            DeadlineExceededError: It took longer.
+            InvalidRequestError: The server refused an item, as in `insert`.
+            RemoteError: The session ended for good.
+        """
+        try:
+            await asyncio.wait_for(self._flushed(), timeout_s)
+        except asyncio.TimeoutError:
+            raise DeadlineExceededError(
+                f"{len(self._window)} messages are not acked after {timeout_s:g} s",
+                peer=self.address,
+            ) from None
+
+    async def _flushed(self) -> None:
+        while self._window:
+            self._raise_errors()
+            self._progress.clear()
+            await self._progress.wait()
+        self._raise_errors()
+
+    def _raise_errors(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            raise refusal
+
+    def _prepare_hello(self, request: pb.InsertRequest) -> None:
+        request.hello.writer_id = self._writer_id
+        request.hello.storage_id = self._storage_id
+
+    async def _on_welcome(self, reader: Reader[pb.InsertResponse]) -> None:
+        welcome = reader.message.welcome
+        session = self._session
+        assert session is not None
+        self._cap = welcome.session.max_message_bytes
+        if welcome.next_seq > self._seq + 1:
+            raise PreconditionError(
+                f"the server has {welcome.next_seq - 1} messages of writer {self._writer_id}, "
+                f"which sent {self._seq}: another writer has its id",
+                peer=self.address,
+            )
+        if self._storage_id and welcome.storage_id != self._storage_id:
+            self.rebased += 1
+            logger.warning(
+                "%s lost what it held; env %s goes on from message %d",
+                self.address,
+                self._spec.env_id,
+                self._window[0].seq if self._window else self._seq + 1,
+            )
+        self._storage_id = welcome.storage_id
+        self._forget(welcome.next_seq - 1)
+        # Fields that come twice are merged, and the last number counts.
+        epoch = pb.InsertRequest(insert=pb.InsertItems(epoch=session.epoch)).SerializeToString()
+        for sent in tuple(self._window):
+            self.resent += 1
+            await session.send_now(sent.data + epoch)
+
+    def _on_message(self, reader: Reader[pb.InsertResponse]) -> None:
+        if reader.message.WhichOneof("body") != "ack":
+            return
+        ack = reader.message.ack
+        self._forget(ack.seq)
+        if ack.expected_seq:
+            raise PreconditionError(
+                f"the server expects message {ack.expected_seq} of writer {self._writer_id}, which "
+                "came before and was acked",
+                peer=self.address,
+            )
+        if ack.HasField("error"):
+            self._refusal = from_error_status(ack.error, peer=self.address)
+            self._forget(ack.seq + 1)
+
+    def _forget(self, seq: int) -> None:
+        """Drops from the window what was seen by the server."""
+        window = self._window
+        while window and window[0].seq <= seq:
+            self._unacked_bytes -= len(window.popleft().data)
+            self.acked += 1
+        self._progress.set()
+
+    def _on_failure(self, error: RemoteError) -> None:
+        self._failure = error
+        self._progress.set()

@@ -1,0 +1,142 @@
+"""From what a caller adds to one step of a group: the preprocess functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rlightning.buffer.checks import NO_VERSION, RESERVED, Step, is_batched
+from rlightning.buffer.utils.preprocessors import Preprocessor
+from rlightning.buffer.utils.utils import (
+    default_env_ret_preprocess_fn,
+    default_obs_preprocessor,
+    default_policy_resp_preprocess_fn,
+    default_preprocess_fn,
+    default_reward_preprocessor,
+)
+from rlightning.errors import InvalidRowError
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+# Names that an EnvRet gives to the preprocessed data of a step.
+_TAKEN = RESERVED.union(EnvRet.fields()) - {"policy_version"}
+
+
+class Item(NamedTuple):
+    """What one group of rows saw and what was answered.
+
+    Attributes:
+        env_ret: What the env returned; None for a response that comes alone.
+        response: The policy's answer to it; None if there is none, or it comes later.
+        new_segment: Nothing before this item is joined to it.
+        cut_rows: Rows whose open episode is cut after this item, from outside the env.
+    """
+
+    env_ret: EnvRet | None
+    response: PolicyResponse | None = None
+    new_segment: bool = False
+    cut_rows: Sequence[int] = ()
+
+
+class Pipeline:
+    """The preprocess functions of one buffer; None stands for the default.
+
+    Args:
+        observe: Transforms observations; a `Preprocessor` is called with single ones, or with
+            `batch_transform` where an env has several rows.
+        score: Transforms rewards, likewise.
+        env_ret_fn: In place of `default_env_ret_preprocess_fn`.
+        policy_resp_fn: In place of `default_policy_resp_preprocess_fn`.
+        preprocess_fn: In place of `default_preprocess_fn`.
+
+    Attributes:
+        from_space: Whether observations are stored as the env's space declares them.
+
+    Raises:
+        ValueError: Functions were given that exclude each other.
+    """
+
+    def __init__(
+        self,
+        observe: Callable[[Any], Any] | None,
+        score: Callable[[Any], Any] | None,
+        env_ret_fn: Callable[..., dict[str, Any]] | None,
+        policy_resp_fn: Callable[..., dict[str, Any]] | None,
+        preprocess_fn: Callable[..., dict[str, Any]] | None,
+    ) -> None:
+        self._observe = observe or default_obs_preprocessor
+        self._score = score or default_reward_preprocessor
+        self._env_ret_fn = env_ret_fn or default_env_ret_preprocess_fn
+        self._policy_resp_fn = policy_resp_fn or default_policy_resp_preprocess_fn
+        self._preprocess_fn = preprocess_fn or default_preprocess_fn
+        own_observe = self._observe is not default_obs_preprocessor
+        own_preprocessor = own_observe or self._score is not default_reward_preprocessor
+        own_env_fn = self._env_ret_fn is not default_env_ret_preprocess_fn
+        own_policy_fn = self._policy_resp_fn is not default_policy_resp_preprocess_fn
+        own_fn = self._preprocess_fn is not default_preprocess_fn
+        for clash, names in (
+            (own_preprocessor and own_env_fn, "obs/reward_preprocessor and env_ret_preprocess_fn"),
+            (own_preprocessor and own_fn, "obs/reward_preprocessor and preprocess_fn"),
+            (own_env_fn and own_fn, "env_ret_preprocess_fn and preprocess_fn"),
+            (own_policy_fn and own_fn, "policy_resp_preprocess_fn and preprocess_fn"),
+        ):
+            if clash:
+                raise ValueError(f"{names} exclude each other: the second would ignore the first")
+        self.from_space = not (own_observe or own_env_fn or own_fn)
+
+    def step(self, item: Item, meta: EnvMeta) -> Step:
+        """Returns one item as a step of its group.
+
+        Args:
+            item: The item; not changed.
+            meta: What its env declared.
+
+        Raises:
+            ValueError: EnvRet and response are of different envs, or an output of the policy has
+                the name of something else in the transition.
+            TypeError: Either is of another type.
+        """
+        env_ret, response = item.env_ret, item.response
+        observe, score = self._observe, self._score
+        if env_ret is not None and is_batched(env_ret, meta.num_envs):
+            observe, score = _for_rows(observe), _for_rows(score)
+        data = self._preprocess_fn(
+            {}, env_ret, response, observe, score, self._env_ret_fn, self._policy_resp_fn
+        )
+        step = Step(env_ret, new_segment=item.new_segment, cut_rows=item.cut_rows)
+        if response is not None:
+            _check_names(response, env_ret)
+            version = response.__dict__.get("policy_version")
+            step.policy_version = NO_VERSION if version is None else version
+        if env_ret is not None:
+            step.observation = data.pop("observation")
+            step.reward = data.pop("last_reward", 0.0)
+            step.terminated = data.pop("last_terminated", False)
+            step.truncated = data.pop("last_truncated", False)
+            data.pop("info", None)
+            final = env_ret.info.get("final_observation") if env_ret.info else None
+            step.final_observation = None if final is None else observe(final)
+            if response is None:
+                step.extras, data = data, {}
+            elif env_ret._extra:
+                step.extras = {name: data.pop(name) for name in env_ret._extra if name in data}
+        if response is not None:
+            step.outputs = data
+        return step
+
+
+def _for_rows(preprocessor: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    if isinstance(preprocessor, Preprocessor):
+        return preprocessor.batch_transform
+    return preprocessor
+
+
+def _check_names(response: PolicyResponse, env_ret: EnvRet | None) -> None:
+    names = response.__dict__
+    taken = _TAKEN
+    if env_ret is not None and env_ret._extra:
+        taken = taken.union(env_ret._extra)
+    if not taken.isdisjoint(names):
+        clash = ", ".join(sorted(taken.intersection(names)))
+        raise InvalidRowError(
+            f"{clash}: the transition has a field of this name already; rename the policy's output"
+        )

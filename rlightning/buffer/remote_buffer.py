@@ -1,0 +1,222 @@
+"""Clients of a buffer server: insert, sample, and everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from rlightning.buffer.insert_client import SERVICE, InsertClient
+from rlightning.buffer.sample_client import SampleClient
+from rlightning.errors import CodecError, RemoteError, ResourceExhaustedError
+from rlightning.rpc.channel import connect, unary, unary_stream
+from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.wire import ChunkJoiner, Limits, Reader, decode_batch, read_value
+
+__all__ = [
+    "SERVICE",
+    "BufferClient",
+    "BufferStatus",
+    "InsertClient",
+    "SampleClient",
+    "TableStatus",
+]
+
+_CALL_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """The state of one table.
+
+    Attributes:
+        name: Its name.
+        size: Stored transitions.
+        capacity: How many it can hold.
+        writers: Writers with an open session.
+        inserted_total: Transitions stored since the start.
+        sampled_total: Transitions handed to learners since the start.
+    """
+
+    name: str
+    size: int
+    capacity: int
+    writers: int
+    inserted_total: int
+    sampled_total: int
+
+
+@dataclass(frozen=True)
+class BufferStatus:
+    """What a buffer server holds.
+
+    Attributes:
+        library_version: Of the server.
+        storage_id: Another one than before means that nothing of before is there.
+        tables: The tables by name.
+        stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
+    """
+
+    library_version: str
+    storage_id: str
+    tables: Mapping[str, TableStatus]
+    stats: Mapping[str, Any]
+
+
+class BufferClient:
+    """Asks a buffer server what it holds, reads rows and drops them. Belongs to one event loop.
+
+    Args:
+        address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
+        max_batch_bytes: How large an answer of `get` may be.
+        rpc: Limits and times.
+        auth: Token and certificates.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        max_batch_bytes: int = 2**31 - 1,
+        rpc: RpcConfig | None = None,
+        auth: ClientAuthConfig | None = None,
+    ) -> None:
+        self._channel = connect(address, rpc=rpc, auth=auth)
+        self._max_batch_bytes = max_batch_bytes
+
+    @property
+    def address(self) -> str:
+        """Address of the server."""
+        return self._channel.address
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def describe(self, *, timeout_s: float = _CALL_TIMEOUT_S) -> BufferStatus:
+        """Returns what the server holds.
+
+        Raises:
+            UnavailableError: The server could not be reached.
+        """
+        response = await unary(
+            self._channel,
+            f"/{SERVICE}/Describe",
+            pb.BufferServiceDescribeRequest(),
+            pb.BufferServiceDescribeResponse,
+            timeout=timeout_s,
+        )
+        reader = Reader(pb.BufferServiceDescribeResponse, response.SerializeToString())
+        return BufferStatus(
+            response.library_version,
+            response.storage_id,
+            {
+                table.name: TableStatus(
+                    table.name,
+                    table.size,
+                    table.capacity,
+                    table.writers,
+                    table.inserted_total,
+                    table.sampled_total,
+                )
+                for table in response.tables
+            },
+            read_value(reader.message.stats, reader),
+        )
+
+    async def clear(self, table: str = "", *, timeout_s: float = _CALL_TIMEOUT_S) -> int:
+        """Drops the stored rows of a table; open episodes stay. Returns how many they were.
+
+        Raises:
+            NotFoundError: There is no such table.
+            UnavailableError: The server could not be reached.
+        """
+        response = await unary(
+            self._channel,
+            f"/{SERVICE}/Clear",
+            pb.ClearRequest(table=table),
+            pb.ClearResponse,
+            timeout=timeout_s,
+        )
+        return response.cleared
+
+    async def truncate(
+        self, env_ids: Sequence[str], table: str = "", *, timeout_s: float = _CALL_TIMEOUT_S
+    ) -> int:
+        """Ends the open episodes of envs from outside; returns how many there were.
+
+        Raises:
+            NotFoundError: There is no such table, or no data of one of the envs ever came.
+            UnavailableError: The server could not be reached.
+        """
+        response = await unary(
+            self._channel,
+            f"/{SERVICE}/Truncate",
+            pb.TruncateRequest(table=table, env_ids=env_ids),
+            pb.TruncateResponse,
+            timeout=timeout_s,
+        )
+        return response.truncated
+
+    async def get(
+        self,
+        indices: Sequence[int] | None = None,
+        table: str = "",
+        *,
+        timeout_s: float = _CALL_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Returns stored transitions: columns by name, leaves [n, ...], read-only.
+
+        Args:
+            indices: Which; negative ones count from the end. None: all.
+            table: Which table; empty means `default`.
+            timeout_s: How long it may take, in seconds.
+
+        Raises:
+            NotFoundError: There is no such table.
+            InvalidRequestError: Nothing is stored at an index.
+            ResourceExhaustedError: They are more than `max_batch_bytes`.
+            UnavailableError: The server could not be reached.
+        """
+        request = pb.GetRequest(table=table, indices=indices or (), all=indices is None)
+        responses = unary_stream(
+            self._channel, f"/{SERVICE}/Get", request, pb.GetResponse, timeout=timeout_s
+        )
+        joiner: ChunkJoiner | None = None
+        whole: bytearray | None = None
+        async with aclosing(responses):
+            async for response in responses:
+                if joiner is None:
+                    self._check_size(response.total_bytes)
+                    joiner = ChunkJoiner(response.total_bytes, max_bytes=self._max_batch_bytes)
+                try:
+                    whole = joiner.add(response.offset, response.data)
+                except CodecError as error:
+                    raise RemoteError(f"sent bad parts: {error}", peer=self.address) from error
+        if whole is None:
+            raise RemoteError("the answer ended early", peer=self.address)
+        return decode_batch(whole, Limits(max_bytes=self._max_batch_bytes)).columns
+
+    def _check_size(self, total_bytes: int) -> None:
+        if total_bytes > self._max_batch_bytes:
+            raise ResourceExhaustedError(
+                f"an answer of {total_bytes} bytes passes max_batch_bytes, "
+                f"{self._max_batch_bytes}: raise it, or get fewer rows",
+                peer=self.address,
+            )

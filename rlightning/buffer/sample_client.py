@@ -1,0 +1,269 @@
+"""The learner's side of a buffer server: batches that are fetched ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from types import TracebackType
+from typing import NamedTuple
+
+from typing_extensions import Self
+
+from rlightning.buffer.insert_client import SERVICE
+from rlightning.errors import (
+    DeadlineExceededError,
+    RemoteError,
+    ReplayError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from rlightning.rpc.channel import connect
+from rlightning.rpc.client import SessionClient
+from rlightning.rpc.status import from_error_status
+from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.wire import Batch, ChunkJoiner, Limits, Reader, decode_batch
+
+_START_TIMEOUT_S = 30.0
+# Acks of the last batches are sent again after a cut, in which they may have been lost.
+_ACKS_KEPT = 8
+
+
+class _Fetched(NamedTuple):
+    """A batch that nobody asked for yet."""
+
+    ack_id: int
+    """Under which number to ack it; 0 if its server does not know it any more."""
+    batch: Batch
+
+
+class SampleClient:
+    """Takes batches from a buffer server, one of them ahead.
+
+    The rows of a rollout leave the server when its batch is acked, which asking for the next one
+    does. After a cut, what was not acked comes again; after a restart of the server, whatever it
+    has then. Belongs to one event loop.
+
+    Args:
+        address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
+        table: Which table; empty means `default`.
+        batch_size: Transitions in a batch; 0 for whole rollouts.
+        prefetch: Batches that are fetched ahead.
+        max_batch_bytes: How large a batch may be.
+        client_id: Who this is, `[A-Za-z0-9._-]{1,64}`; default: a random one.
+        rpc: Limits and times.
+        auth: Token and certificates.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        table: str = "",
+        batch_size: int = 0,
+        prefetch: int = 1,
+        max_batch_bytes: int = 2**31 - 1,
+        client_id: str | None = None,
+        rpc: RpcConfig | None = None,
+        auth: ClientAuthConfig | None = None,
+    ) -> None:
+        self._channel = connect(address, rpc=rpc, auth=auth)
+        self._table = table
+        self._batch_size = batch_size
+        self._prefetch = prefetch
+        self._max_batch_bytes = max_batch_bytes
+        self._client_id = client_id or f"learner-{uuid.uuid4().hex[:16]}"
+        self._session: SessionClient[pb.SampleRequest, pb.SampleResponse] | None = None
+        self._storage_id = ""
+        self._fetched: deque[_Fetched] = deque()
+        self._ahead = prefetch
+        self._requested = 0
+        self._joining = 0
+        self._joiner: ChunkJoiner | None = None
+        self._received = 0
+        self._lent = 0
+        self._acks: deque[int] = deque(maxlen=_ACKS_KEPT)
+        self._progress = asyncio.Event()
+        self._failure: RemoteError | None = None
+        self._complaint: RemoteError | None = None
+
+    @property
+    def address(self) -> str:
+        """Address of the server."""
+        return self._channel.address
+
+    async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Opens the session. May be called again after it failed.
+
+        Raises:
+            InvalidRequestError: The table cannot serve such batches.
+            UnavailableError: No server answered in time.
+        """
+        self._failure = None
+        self._session = SessionClient(
+            self._channel,
+            f"/{SERVICE}/Sample",
+            request_type=pb.SampleRequest,
+            response_type=pb.SampleResponse,
+            client_id=self._client_id,
+            prepare_hello=self._prepare_hello,
+            on_welcome=self._on_welcome,
+            on_message=self._on_message,
+            on_failure=self._on_failure,
+        )
+        await self._session.start(timeout_s)
+
+    async def close(self) -> None:
+        """Ends the session and closes the connection; what was not acked is for another learner."""
+        if self._session is not None:
+            await self._session.close()
+        self._on_failure(UnavailableError("the client was closed", peer=self.address))
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def next_batch(self, timeout_s: float | None = None) -> Batch:
+        """Waits for the next batch; the one before it is acked by that.
+
+        Args:
+            timeout_s: How long, in seconds; None: for ever.
+
+        Returns:
+            The batch; its arrays are read-only, and valid for as long as they are kept.
+
+        Raises:
+            DeadlineExceededError: There was none in time.
+            UnavailableError: A producer has sent nothing for the server's `producer_timeout_s`, and
+                no batch is complete without it; the message names it, the reason is
+                `PRODUCER_SILENT`. The next call waits on.
+            RemoteError: The session ended for good.
+        """
+        session = self._session
+        if session is None:
+            raise ReplayError("next_batch needs a session: await start() first")
+        await self.ack()
+        await self._request(session, max(1, self._prefetch))
+        try:
+            await asyncio.wait_for(self._some(), timeout_s)
+        except asyncio.TimeoutError:
+            raise DeadlineExceededError(
+                f"no batch within {timeout_s:g} s", peer=self.address
+            ) from None
+        fetched = self._fetched.popleft()
+        self._lent = fetched.ack_id
+        await self._request(session, self._prefetch)
+        return fetched.batch
+
+    async def ack(self) -> None:
+        """Tells the server that the last batch was used: its rows may go. Safe to repeat."""
+        lent, self._lent = self._lent, 0
+        if lent and self._session is not None:
+            self._acks.append(lent)
+            request = self._session.new_request()
+            request.ack.batch_id = lent
+            await self._session.send(request.SerializeToString())
+
+    async def _some(self) -> None:
+        """Returns when there is a batch, or raises what keeps it from coming."""
+        while not self._fetched:
+            if self._failure is not None:
+                raise self._failure
+            if self._complaint is not None:
+                complaint, self._complaint = self._complaint, None
+                raise complaint
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def _request(
+        self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], ahead: int
+    ) -> None:
+        """Asks for as many batches as are missing to have `ahead` of them here or on their way."""
+        self._ahead = ahead
+        missing = ahead - len(self._fetched) - self._requested
+        if missing > 0 and session.connected:
+            self._requested += missing
+            await session.send(self._credit(session, missing))
+
+    def _credit(
+        self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], batches: int
+    ) -> bytes:
+        request = session.new_request()
+        request.credit.batches = batches
+        request.credit.SetInParent()
+        return request.SerializeToString()
+
+    def _prepare_hello(self, request: pb.SampleRequest) -> None:
+        request.hello.table = self._table
+        request.hello.batch_size = self._batch_size
+
+    async def _on_welcome(self, reader: Reader[pb.SampleResponse]) -> None:
+        session = self._session
+        assert session is not None
+        storage_id = reader.message.welcome.storage_id
+        if not session.resumed:
+            self._begin_session(restarted=storage_id != self._storage_id)
+        self._storage_id = storage_id
+        self._joining, self._joiner = 0, None
+        for batch_id in self._acks:
+            request = session.new_request()
+            request.ack.batch_id = batch_id
+            await session.send_now(request.SerializeToString())
+        # Unacked batches come again by themselves, and none before a credit, be it of 0.
+        self._requested = max(0, self._ahead - len(self._fetched))
+        await session.send_now(self._credit(session, self._requested))
+
+    def _begin_session(self, *, restarted: bool) -> None:
+        """Takes note that the server knows nothing of this client's batches."""
+        self._received = self._lent = 0
+        self._acks.clear()
+        if restarted:  # what it had sent exists here alone
+            self._fetched = deque(_Fetched(0, batch) for _, batch in self._fetched)
+        else:  # it gave them back, and they come again
+            self._fetched.clear()
+
+    def _on_message(self, reader: Reader[pb.SampleResponse]) -> None:
+        body = reader.message.WhichOneof("body")
+        if body == "chunk":
+            self._join(reader.message.chunk)
+        elif body == "error":
+            self._complaint = from_error_status(reader.message.error, peer=self.address)
+            self._progress.set()
+
+    def _join(self, chunk: pb.SampleChunk) -> None:
+        if chunk.batch_id <= self._received:
+            return  # sent again after a cut, but it is here
+        if chunk.batch_id != self._joining:
+            if chunk.total_bytes > self._max_batch_bytes:
+                raise ResourceExhaustedError(
+                    f"a batch of {chunk.total_bytes} bytes passes max_batch_bytes, "
+                    f"{self._max_batch_bytes}: raise it, or make batches smaller",
+                    peer=self.address,
+                )
+            self._joining = chunk.batch_id
+            self._joiner = ChunkJoiner(chunk.total_bytes, max_bytes=self._max_batch_bytes)
+        assert self._joiner is not None
+        whole = self._joiner.add(chunk.offset, chunk.data)
+        if whole is None:
+            return
+        self._joiner = None
+        self._received = self._joining
+        batch = decode_batch(whole, Limits(max_bytes=self._max_batch_bytes))
+        self._fetched.append(_Fetched(batch.batch_id, batch))
+        self._requested = max(0, self._requested - 1)
+        self._complaint = None
+        self._progress.set()
+
+    def _on_failure(self, error: RemoteError) -> None:
+        self._failure = error
+        self._progress.set()

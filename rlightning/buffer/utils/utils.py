@@ -1,0 +1,141 @@
+"""What is done with data on its way into the buffer, unless the user says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlightning.buffer.utils.layout import Array, as_array
+from rlightning.types import EnvRet, PolicyResponse, Processed_EnvRet_fields
+from rlightning.utils.conversions import map_leaves
+
+_SHIFTED = {
+    "last_reward": "reward",
+    "last_terminated": "terminated",
+    "last_truncated": "truncated",
+}
+# Of the EnvRet itself, what is not stored with a transition.
+_NOT_STORED = frozenset({"info", "last_info"})
+
+
+def default_obs_preprocessor(observation: Any) -> Any:
+    """Returns the observation as it is."""
+    return observation
+
+
+def default_reward_preprocessor(reward: Any) -> Any:
+    """Returns the reward as it is."""
+    return reward
+
+
+def default_env_ret_preprocess_fn(
+    data: dict[str, Any],
+    env_ret: EnvRet,
+    obs_preprocessor: Callable[[Any], Any],
+    reward_preprocessor: Callable[[Any], Any],
+) -> dict[str, Any]:
+    """Writes the fields of an EnvRet into `data`, observation and reward preprocessed; returns it.
+
+    Raises:
+        TypeError: `env_ret` is no EnvRet.
+    """
+    if not isinstance(env_ret, EnvRet):
+        raise TypeError(f"expected an EnvRet, got {type(env_ret).__name__}")
+    data.update(env_ret.to_dict())
+    data["observation"] = obs_preprocessor(env_ret.observation)
+    data["last_reward"] = reward_preprocessor(env_ret.last_reward)
+    return data
+
+
+def default_policy_resp_preprocess_fn(
+    data: dict[str, Any], policy_resp: PolicyResponse
+) -> dict[str, Any]:
+    """Writes the outputs of a policy into `data`; returns it.
+
+    Raises:
+        TypeError: `policy_resp` is no PolicyResponse.
+    """
+    if not isinstance(policy_resp, PolicyResponse):
+        raise TypeError(f"expected a PolicyResponse, got {type(policy_resp).__name__}")
+    data.update(policy_resp.to_dict())
+    return data
+
+
+def default_preprocess_fn(
+    data: dict[str, Any],
+    env_ret: EnvRet | None = None,
+    policy_resp: PolicyResponse | None = None,
+    obs_preprocessor: Callable[[Any], Any] = default_obs_preprocessor,
+    reward_preprocessor: Callable[[Any], Any] = default_reward_preprocessor,
+    env_ret_preprocess_fn: Callable[..., dict[str, Any]] = default_env_ret_preprocess_fn,
+    policy_resp_preprocess_fn: Callable[..., dict[str, Any]] = default_policy_resp_preprocess_fn,
+) -> dict[str, Any]:
+    """Writes an EnvRet, the answer to it, or both into `data`; returns it.
+
+    Raises:
+        ValueError: Neither is given, or they are of different envs.
+        TypeError: One is of another type.
+    """
+    if env_ret is None and policy_resp is None:
+        raise ValueError("At least one of env_ret or policy_resp must be given")
+    if env_ret is not None and policy_resp is not None and env_ret.env_id != policy_resp.env_id:
+        raise ValueError(
+            f"Mismatched env_id: {env_ret.env_id!r} of env_ret, {policy_resp.env_id!r} of "
+            "policy_resp"
+        )
+    if env_ret is not None:
+        data = env_ret_preprocess_fn(data, env_ret, obs_preprocessor, reward_preprocessor)
+    if policy_resp is not None:
+        data = policy_resp_preprocess_fn(data, policy_resp)
+    return data
+
+
+def default_postprocess_fn(episode: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Makes transitions of the steps of one finished episode.
+
+    Step t holds observation t, the answer to it, and the reward and flags of the step before. Its
+    reward and flags therefore belong to transition t-1, and its observation is that one's
+    `next_observation`; the answer to the last observation is dropped. `info` is not stored.
+
+    Args:
+        episode: T values by name: `observation`, `last_reward`, `last_terminated`,
+            `last_truncated`, and any others, which belong to the observation.
+
+    Returns:
+        Columns of T-1 transitions; rewards are float32.
+    """
+    columns: dict[str, Any] = {}
+    for name, values in episode.items():
+        if name in _NOT_STORED:
+            continue
+        if name == "observation":
+            columns[name] = stack(values[:-1], name)
+            columns[Processed_EnvRet_fields[0]] = stack(values[1:], name)
+        elif name in _SHIFTED:
+            convert = _to_float if name == "last_reward" else _to_bool
+            columns[_SHIFTED[name]] = map_leaves(convert, stack(values[1:], name))
+        else:
+            columns[name] = stack(values[:-1], name)
+    return columns
+
+
+def _to_float(array: Array) -> Array:
+    return array.astype(np.float32)
+
+
+def _to_bool(array: Array) -> Array:
+    return array.astype(np.bool_)
+
+
+def stack(values: list[Any], name: str) -> Any:
+    """Stacks nested values of one structure along a new first axis."""
+    first = values[0] if values else ()
+    if isinstance(first, Mapping):
+        return {key: stack([value[key] for value in values], f"{name}.{key}") for key in first}
+    if isinstance(first, (tuple, list)) and values:
+        return tuple(
+            stack([value[i] for value in values], f"{name}[{i}]") for i in range(len(first))
+        )
+    return np.stack([as_array(value, name) for value in values]) if values else np.empty((0,))

@@ -1,0 +1,147 @@
+"""The commands. What they need is imported when they run, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from rlightning.cli import config as config_commands
+from rlightning.cli.options import (
+    Configs,
+    Debug,
+    MoreConfigs,
+    Name,
+    Overrides,
+    Quiet,
+    RestartWindow,
+    read_config,
+)
+from rlightning.cluster.guard import EXIT_FAILED, one_line_errors
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Reinforcement learning over gRPC: env, policy and buffer servers, and a learner.",
+    epilog="Start with: rlightning init DIR && cd DIR && rlightning train config.yaml",
+)
+app.add_typer(config_commands.app, name="config")
+
+
+class Launcher(str, Enum):
+    """Where the parts of a training run."""
+
+    LOCAL = "local"
+    IN_PROCESS = "in-process"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from rlightning import __version__
+
+        typer.echo(f"rlightning {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+
+
+@app.command()
+def serve(
+    configs: Configs = None,
+    config: MoreConfigs = None,
+    overrides: Overrides = None,
+    name: Name = None,
+    restart_window: RestartWindow = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Start the services of a config as local processes until Ctrl-C."""
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.serve import serve as run_services
+
+        effective = read_config(
+            configs, config, overrides, name=name, restart_window_s=restart_window
+        )
+        run_services(effective, quiet=quiet)
+
+
+@app.command()
+def train(
+    configs: Configs = None,
+    config: MoreConfigs = None,
+    overrides: Overrides = None,
+    launcher: Annotated[
+        Launcher, typer.Option(help="Services as local processes, or everything in this one.")
+    ] = Launcher.LOCAL,
+    name: Name = None,
+    restart_window: RestartWindow = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one JSON line on stdout, the rest on stderr.")
+    ] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Start the services of a config and train until its target return.
+
+    Exits with 0 when the target was reached (without a target: when all steps were taken), else 1.
+    """
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.train import train as run_training
+
+        effective = read_config(
+            configs, config, overrides, name=name, restart_window_s=restart_window
+        )
+        reached = run_training(
+            effective, in_process=launcher is Launcher.IN_PROCESS, quiet=quiet, as_json=as_json
+        )
+    raise typer.Exit(0 if reached else EXIT_FAILED)
+
+
+@app.command()
+def health(
+    address: Annotated[str, typer.Argument(metavar="ADDR", help="HOST:PORT of a service.")],
+    check: Annotated[
+        str,
+        typer.Option(
+            help="readiness, liveness, a service such as rlightning.v1.PolicyService, or ''."
+        ),
+    ] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 2.0,
+    ca_file: Annotated[
+        Optional[Path],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(help="Certificate authority of a TLS listener."),
+    ] = None,
+) -> None:
+    """Exit 0 if a service is SERVING, else 1."""
+    from rlightning.rpc.health import check_health
+    from rlightning.utils.config import ClientAuthConfig
+
+    auth = None if ca_file is None else ClientAuthConfig(ca_file=str(ca_file))
+    serving = check_health(address, check, timeout_s=timeout, auth=auth)
+    typer.echo("SERVING" if serving else "NOT_SERVING")
+    raise typer.Exit(0 if serving else EXIT_FAILED)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; made if absent.")],
+) -> None:
+    """Write a project to start from: a config, an env, a policy and a test."""
+    with one_line_errors(debug=False):
+        from rlightning.cluster.init import write_project
+
+        for path in write_project(folder):
+            typer.echo(f"wrote {path}")
+    typer.echo(f"next: cd {folder} && pytest && rlightning train config.yaml")

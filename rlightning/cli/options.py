@@ -1,0 +1,74 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from rlightning.utils.config import MainConfig
+
+Configs = Annotated[
+    Optional[list[Path]],  # noqa: UP045 - typer evaluates it, also on 3.10
+    typer.Argument(metavar="CONFIG...", help="YAML files, merged from left to right."),
+]
+MoreConfigs = Annotated[
+    Optional[list[Path]],  # noqa: UP045
+    typer.Option("--config", help="One more YAML file; may be repeated."),
+]
+Overrides = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one value, such as train.lr=1e-3."),
+]
+Name = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--name", help="Name of the run; its folder is <log_dir>/<name>/<n>."),
+]
+RestartWindow = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        "--restart-window",
+        metavar="S",
+        help="Seconds to wait for a service that died to be started again; 0 ends the run at once.",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug lines.")]
+
+
+def read_config(
+    configs: list[Path] | None,
+    more: list[Path] | None,
+    overrides: list[str] | None,
+    *,
+    name: str | None = None,
+    restart_window_s: float | None = None,
+) -> MainConfig:
+    """Loads the config that the options make, and lets its folders be imported from.
+
+    Raises:
+        ConfigError: No file was named, or one cannot be used.
+    """
+    from rlightning.cluster.guard import add_import_paths
+    from rlightning.errors import ConfigError
+    from rlightning.utils.config import load_config
+
+    files = [*(configs or []), *(more or [])]
+    if not files:
+        raise ConfigError(
+            "no config given; name a YAML file, or make one with: rlightning init DIR"
+        )
+    settings = list(overrides or [])
+    if name is not None:
+        settings.append(f"log.name={json.dumps(name)}")
+    if restart_window_s is not None:
+        settings.append(f"services.restart_window_s={restart_window_s}")
+    config = load_config(files, settings)
+    folders = dict.fromkeys(str(file.resolve().parent) for file in files)
+    known = config.services.python_path
+    known.extend(folder for folder in folders if folder not in known)
+    add_import_paths(known)
+    return config

@@ -1,0 +1,103 @@
+"""Shows a run: live on a terminal, as plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlightning.cluster.progress import Progress, duration, number
+
+_LINE_EVERY_S = 1.0
+_COLUMNS = ("p50", "p90", "p99", "max")
+
+
+class Display:
+    """Tells people how a run goes; safe to use from several threads.
+
+    On a terminal one panel is kept up to date below the messages; elsewhere there is at most one
+    line per second.
+
+    Args:
+        quiet: Show nothing.
+        to_stderr: Leave stdout to the program that reads it.
+        total_steps: Env steps of the whole run, for the bar.
+    """
+
+    def __init__(self, *, quiet: bool, to_stderr: bool, total_steps: int) -> None:
+        self._console = Console(stderr=to_stderr, quiet=quiet, highlight=False, soft_wrap=True)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._total_steps = total_steps
+        self._next_line = 0.0
+        self._last_line = ""
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def message(self, text: str) -> None:
+        """Shows one line that stays."""
+        with self._lock:
+            self._console.print(Text(text))
+
+    def update(self, progress: Progress, *, final: bool = False) -> None:
+        """Shows the state of the run; `final` makes sure that this state is shown."""
+        with self._lock:
+            if self._console.is_terminal:
+                self._live.update(self._panel(progress), refresh=final)
+                return
+            now = time.monotonic()
+            line = progress.line()
+            if (final or now >= self._next_line) and line != self._last_line:
+                self._next_line, self._last_line = now + _LINE_EVERY_S, line
+                self._console.print(Text(line))
+
+    def latency_table(self, latencies: Mapping[str, Mapping[str, float]]) -> None:
+        """Shows the latencies of a finished run."""
+        with self._lock:
+            self._console.print(_latency_table(latencies))
+
+    def _panel(self, progress: Progress) -> RenderableType:
+        facts = Table.grid(padding=(0, 3))
+        facts.add_row(
+            f"env steps {progress.env_steps:,}",
+            f"{progress.steps_per_s:,.0f} steps/s",
+            f"episodes {progress.episodes:,}",
+            Text(f"return {number(progress.mean_return)}", style="bold green"),
+        )
+        facts.add_row(
+            f"policy version {progress.policy_version}",
+            f"staleness {number(progress.staleness)}",
+            f"updates {progress.updates:,}",
+            f"{progress.elapsed_s:.0f} s",
+        )
+        bar = ProgressBar(total=self._total_steps, completed=progress.env_steps, width=60)
+        return Group(bar, facts, _latency_table(progress.latencies))
+
+
+def _latency_table(latencies: Mapping[str, Mapping[str, float]]) -> Table:
+    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
+    table.add_column("latency")
+    for column in (*_COLUMNS, "count"):
+        table.add_column(column, justify="right")
+    for name, summary in latencies.items():
+        figures = (duration(summary[key]) if key in summary else "-" for key in _COLUMNS)
+        table.add_row(name, *figures, f"{summary.get('count', 0):,.0f}")
+    return table

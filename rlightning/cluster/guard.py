@@ -1,0 +1,39 @@
+"""Turns errors into one clear line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from rlightning.errors import ConfigError, RLightningError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+@contextmanager
+def one_line_errors(*, debug: bool) -> Iterator[None]:
+    """Reports an error of this library on stderr and exits: 2 for a bad config, else 1.
+
+    Bugs keep their traceback; with `debug` every error does.
+    """
+    try:
+        yield
+    except RLightningError as error:
+        if debug:
+            raise
+        typer.echo(f"error: {error or type(error).__name__}", err=True)
+        usage = isinstance(error, ConfigError)
+        raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
+
+
+def add_import_paths(paths: list[str]) -> None:
+    """Lets `module:Class` names be found in the current folder and in these, after all else."""
+    for path in [str(Path.cwd()), *paths]:
+        if path not in sys.path:
+            sys.path.append(path)

@@ -1,0 +1,140 @@
+"""A cluster in training whose services are objects of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from rlightning.actor import ActorControl, ActorStats, run_actor
+from rlightning.buffer.local_buffer import LocalBuffer, LocalWriter
+from rlightning.cluster.backend import ClusterState
+from rlightning.env.episodes import EpisodeLog
+from rlightning.env.hosting import HostedGroup, host_envs
+from rlightning.errors import DeadlineExceededError
+from rlightning.latency import LatencyStats
+from rlightning.rpc.loop import shared_loop
+from rlightning.types import EnvMeta
+from rlightning.utils.config import MainConfig
+
+_STOP_S = 5.0
+
+
+class InProcessBackend:
+    """The same actor loop, batcher and rollout table as in the services, without a network.
+
+    A `Backend`. Use as a context manager: all of it lives inside, on the process's event loop.
+
+    Args:
+        config: Config of the run.
+    """
+
+    def __init__(self, config: MainConfig) -> None:
+        self._config = config
+        self._loop = shared_loop()
+        self._log = EpisodeLog()
+        self._cursor = 0
+        self._groups: list[HostedGroup] = []
+        self._stats: list[ActorStats] = []
+        self._writers: list[LocalWriter] = []
+        self._actors: list[asyncio.Task[None]] = []
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._open())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._loop.run(self._close())
+
+    async def _open(self) -> None:
+        # Not before now: these load torch.
+        from rlightning.policy import LocalPolicy, PolicyHost
+
+        config = self._config
+        self._control = ActorControl()
+        self._buffer = LocalBuffer(config.buffer)
+        self._host = PolicyHost(config.policy)
+        await self._host.start()
+        self._groups = await host_envs(
+            config.env,
+            pipeline_depth=config.services.env.pipeline_depth,
+            seed=config.train.seed,
+            log=self._log,
+        )
+        for group in self._groups:
+            policy, stats = LocalPolicy(self._host, group.meta), ActorStats()
+            await policy.start()
+            writer = self._buffer.writer(group.meta)
+            actor = run_actor(group, policy, writer, control=self._control, stats=stats)
+            self._stats.append(stats)
+            self._writers.append(writer)
+            self._actors.append(asyncio.create_task(actor))
+
+    async def _close(self) -> None:
+        self._control.stop()
+        # An actor that waits for room in the buffer would wait for a learner that has gone.
+        await asyncio.wait(self._actors, timeout=0.1)
+        for actor in self._actors:
+            actor.cancel()
+        await asyncio.wait(self._actors, timeout=_STOP_S)
+        for group in self._groups:
+            await group.close()
+        for writer in self._writers:
+            writer.close()
+        await self._host.close()
+
+    def env_metas(self) -> list[EnvMeta]:
+        """Returns the spaces and sizes of the envs, one entry per group of rows."""
+        return [group.meta for group in self._groups]
+
+    def next_batch(self, timeout_s: float) -> Mapping[str, Any] | None:
+        """Returns the next rollout's columns [T, N, ...]; None if there was none in time."""
+        try:
+            return self._loop.run(self._buffer.next_batch(timeout_s)).columns
+        except DeadlineExceededError:
+            return None
+
+    def publish(self, version: int, weights: bytes) -> None:
+        """Lets the policy act with new weights; returns when it does."""
+        from rlightning.policy.weight_store import Weights
+
+        self._loop.run(self._host.publish(Weights.of(version, weights)))
+
+    def policy_version(self) -> int:
+        """Returns the version of the weights in use."""
+        return self._host.version
+
+    def observe(self) -> ClusterState:
+        """Returns how the parts fare; each episode is reported once."""
+        return self._loop.run(self._observe())
+
+    async def _observe(self) -> ClusterState:
+        episodes = self._log.since(self._cursor) if self._cursor < self._log.cursor else []
+        self._cursor = self._log.cursor
+        actors = LatencyStats()
+        for stats in self._stats:
+            actors.merge(stats.latency)
+        batcher = self._host.batcher.stats
+        latencies = {f"env.{name}": summary for name, summary in actors.summary().items()}
+        for name in ("queue", "batch_wait", "inference"):
+            latencies[f"policy.{name}"] = getattr(batcher, name).summary()
+        return ClusterState(
+            env_steps=sum(group.env_steps for group in self._groups),
+            episodes=episodes,
+            policy_version=self._host.version,
+            latencies=latencies,
+        )
+
+    def check(self) -> None:
+        """Raises what an actor raised, if one did."""
+        for actor in self._actors:
+            if actor.done() and not actor.cancelled() and (error := actor.exception()):
+                raise error

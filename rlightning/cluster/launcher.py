@@ -1,0 +1,228 @@
+"""Starts the services of a config as local processes, watches them, and stops them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from rlightning.cluster.process import LABELS, ServiceProcess
+from rlightning.cluster.runs import Run
+from rlightning.errors import ClusterError, RemoteError
+from rlightning.rpc import health
+from rlightning.rpc.loop import shared_loop
+from rlightning.utils.config import MainConfig, ServiceConfig
+
+# The env server comes last, since it dials the other two, and stops first, since it feeds them.
+SECTIONS = ("policy", "buffer", "env")
+_POLL_S = 0.02
+_PROBE_S = 1.0
+_MISSED_PROBES = 3
+
+
+class LocalLauncher:
+    """The services of one run: those without a configured `address` as child processes.
+
+    A service that dies is reported at once, with its last log lines and the command that starts it
+    again; the run may wait `services.restart_window_s` for that. Use as a context manager, or call
+    `start` and `stop`.
+
+    Args:
+        config: Config of the run; copied.
+        run: Folder for the effective config and the logs.
+        report: Takes one line for people; called from several threads.
+
+    Attributes:
+        config: The effective config: every listener has the address that it bound.
+        failed: Set when a service is gone for good; `check` raises then.
+    """
+
+    def __init__(self, config: MainConfig, run: Run, *, report: Callable[[str], None]) -> None:
+        self.config = config.model_copy(deep=True)
+        self.failed = threading.Event()
+        self._run = run
+        self._report = report
+        self._failure: ClusterError | None = None
+        self._stopping = threading.Event()
+        self._processes: dict[str, ServiceProcess] = {}
+        self._watchers: list[threading.Thread] = []
+        self._window_s = self.config.services.restart_window_s
+
+    def __enter__(self) -> LocalLauncher:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the services and returns when each is SERVING.
+
+        Raises:
+            ClusterError: One died, or was not SERVING within `services.start_timeout_s`; those that
+                were started are stopped again.
+        """
+        deadline = time.monotonic() + self.config.services.start_timeout_s
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._kill_all)
+            self._run.save_config(self.config)
+            self._launch(("policy", "buffer"), deadline)
+            self._launch(("env",), deadline)
+            self._wait_serving(deadline)
+            on_failure.pop_all()
+        for section in SECTIONS:
+            watcher = threading.Thread(target=self._watch, args=(section,), daemon=True)
+            watcher.start()
+            self._watchers.append(watcher)
+
+    def check(self) -> None:
+        """Raises when a service is gone for good.
+
+        Raises:
+            ClusterError: Which one, and how it ended.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def processes(self) -> Iterator[ServiceProcess]:
+        """Yields the services that run as children of this process."""
+        yield from self._processes.values()
+
+    def stop(self) -> None:
+        """Stops the services, the env server first; one that overstays its grace is killed."""
+        self._stopping.set()
+        try:
+            self._stop_together(("env",))
+            self._stop_together(("policy", "buffer"))
+        finally:
+            self._kill_all()
+        for watcher in self._watchers:
+            watcher.join()
+
+    def address(self, section: str) -> str:
+        """Returns where a service is dialled."""
+        return self._service(section).dial_address
+
+    def _service(self, section: str) -> ServiceConfig:
+        service: ServiceConfig = getattr(self.config.services, section)
+        return service
+
+    def _launch(self, sections: Sequence[str], deadline: float) -> None:
+        """Starts those of the services that are ours and records what they bound."""
+        ours = [section for section in sections if self._service(section).address is None]
+        for section in ours:
+            self._processes[section] = ServiceProcess(
+                section, self._run.config_file, self._run.logs
+            )
+        for section in ours:
+            process = self._processes[section]
+            while (announcement := process.announced()) is None:
+                self._check_start(deadline, f"the {process.label} has not bound its port")
+                time.sleep(_POLL_S)
+            for listener, address in zip(
+                self._service(section).listen, announcement.addresses, strict=True
+            ):
+                listener.address = address
+        self._run.save_config(self.config)
+
+    def _wait_serving(self, deadline: float) -> None:
+        for section in SECTIONS:
+            where = f"the {LABELS[section]} at {self.address(section)}"
+            while not self.probe(section):
+                self._check_start(deadline, f"{where} is not SERVING")
+                time.sleep(_POLL_S)
+
+    def _check_start(self, deadline: float, complaint: str) -> None:
+        for process in self._processes.values():
+            if process.poll() is not None:
+                raise ClusterError(last_words(process))
+        if time.monotonic() > deadline:
+            timeout_s = self.config.services.start_timeout_s
+            raise ClusterError(f"{complaint} after {timeout_s:g} s (services.start_timeout_s)")
+
+    def probe(self, section: str) -> bool:
+        """Returns whether a service is SERVING; blocks for at most a second."""
+        service = self._service(section)
+        check = health.check(service.dial_address, timeout_s=_PROBE_S, auth=service.auth)
+        try:
+            return shared_loop().run(check) is health.ServingStatus.SERVING
+        except RemoteError:
+            return False
+
+    def _watch(self, section: str) -> None:
+        """Follows one service until the run ends or the service is gone for good."""
+        process = self._processes.get(section)
+        label = LABELS[section]
+        while not self._stopping.is_set():
+            if process is not None:
+                process.wait()
+                if self._stopping.is_set():
+                    return
+                loss, window_s = self._report_death(process), self._window_s
+                process = None  # who comes in its place is not our child
+            else:
+                if not self._lost_contact(section):
+                    return
+                loss = f"the {label} at {self.address(section)} does not answer"
+                window_s = max(self._window_s, self._service(section).rpc.resume_window_s)
+                self._report(f"{loss}; waiting up to {window_s:g} s for it")
+            lost_at = time.monotonic()
+            if not self._comes_back(section, lost_at + window_s):
+                if not self._stopping.is_set():
+                    self._failure = ClusterError(loss)
+                    self.failed.set()
+                return
+            self._report(f"the {label} is SERVING again after {time.monotonic() - lost_at:.1f} s")
+
+    def _report_death(self, process: ServiceProcess) -> str:
+        loss = process.obituary()
+        self._report(f"{loss}; last lines of {process.log}:")
+        for line in process.tail():
+            self._report(f"  | {line}")
+        if self._window_s > 0:
+            self._report(f"waiting up to {self._window_s:g} s; start it again with:")
+            self._report(f"  {process.command}")
+        return loss
+
+    def _comes_back(self, section: str, deadline: float) -> bool:
+        while time.monotonic() < deadline and not self._stopping.is_set():
+            if self.probe(section):
+                return True
+            self._stopping.wait(0.2)
+        return False
+
+    def _lost_contact(self, section: str) -> bool:
+        """Probes until several probes in a row fail; False when the run ends first."""
+        missed = 0
+        while not self._stopping.wait(_PROBE_S):
+            missed = 0 if self.probe(section) else missed + 1
+            if missed == _MISSED_PROBES:
+                return True
+        return False
+
+    def _stop_together(self, sections: Sequence[str]) -> None:
+        processes = [self._processes[section] for section in sections if section in self._processes]
+        for process in processes:
+            process.terminate()
+        deadline = time.monotonic() + self.config.services.grace_s + 2.0
+        for process in processes:
+            if process.wait(max(0.0, deadline - time.monotonic())) is None:
+                self._report(f"the {process.label} did not stop in time and is killed")
+                process.kill()
+
+    def _kill_all(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+
+
+def last_words(process: ServiceProcess) -> str:
+    """Returns why a process ended during start-up: the error it wrote, or its last log lines."""
+    tail = process.tail()
+    for line in reversed(tail):
+        for mark in ("error: ", " did not start: "):
+            before, found, reason = line.partition(mark)
+            if found and (not before or mark != "error: "):
+                return f"{process.label}: {reason}"
+    lines = "".join(f"\n  | {line}" for line in tail)
+    return f"{process.obituary()}; last lines of {process.log}:{lines}"

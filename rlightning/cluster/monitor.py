@@ -1,0 +1,131 @@
+"""Follows a training run: counts, records episodes, and tells when the target is reached."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from rlightning.cluster.backend import Backend
+from rlightning.cluster.display import Display
+from rlightning.cluster.progress import Progress
+from rlightning.cluster.runs import Run
+from rlightning.cluster.scalars import Scalars
+from rlightning.errors import RemoteError
+from rlightning.utils.config import TrainConfig
+
+_PERIOD_S = 0.5
+_RATE_WINDOW = 11  # looks, so that the rate is that of the last 5 s
+
+
+class Monitor:
+    """Looks at the services every half second, on a thread of its own.
+
+    Use as a context manager; leaving it takes a last look.
+
+    Attributes:
+        progress: The state at the last look.
+        reached: Set when the mean return of the last `train.target_episodes` episodes reached
+            `train.target_return`.
+        failed: Set when looking raised something else than the absence of a service; `check` raises
+            it.
+    """
+
+    def __init__(
+        self, backend: Backend, run: Run, display: Display, scalars: Scalars, train: TrainConfig
+    ) -> None:
+        self.progress = Progress()
+        self.reached = threading.Event()
+        self.failed = threading.Event()
+        self._backend = backend
+        self._run = run
+        self._display = display
+        self._scalars = scalars
+        self._train = train
+        self._error: Exception | None = None
+        self._started = time.monotonic()
+        self._returns: deque[float] = deque(maxlen=train.target_episodes)
+        self._lengths: deque[int] = deque(maxlen=train.target_episodes)
+        self._episodes = 0
+        self._rates: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+        self._updates = 0
+        self._staleness: float | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="monitor", daemon=True)
+
+    def __enter__(self) -> Monitor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def updated(self, *, staleness: float) -> None:
+        """Counts one update of the learner, from a batch with this mean age in versions."""
+        self._updates += 1
+        self._staleness = staleness
+
+    def check(self) -> None:
+        """Raises what ended the look-out, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def _follow(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._look()
+                self._stop.wait(_PERIOD_S)
+            self._look(final=True)
+        except Exception as error:
+            # Handed to the thread that trains: `check` raises it there.
+            self._error = error
+            self.failed.set()
+
+    def _look(self, *, final: bool = False) -> None:
+        try:
+            state = self._backend.observe()
+        except RemoteError:
+            # A service is away; whether the run waits for it is the launcher's decision.
+            return
+        now = time.monotonic() - self._started
+        self._run.append_episodes(state.episodes)
+        # An episode that was cut off from outside says nothing about the policy.
+        ended = [episode for episode in state.episodes if episode.reason != "cut"]
+        self._returns.extend(episode.episode_return for episode in ended)
+        self._lengths.extend(episode.length for episode in ended)
+        self._episodes += len(state.episodes)
+        self._rates.append((now, state.env_steps))
+        (then, steps_then), elapsed = self._rates[0], now - self._rates[0][0]
+        mean = sum(self._returns) / len(self._returns) if self._returns else None
+        self.progress = Progress(
+            elapsed_s=now,
+            env_steps=state.env_steps,
+            steps_per_s=(state.env_steps - steps_then) / elapsed if now > then else 0.0,
+            episodes=self._episodes,
+            mean_return=mean,
+            updates=self._updates,
+            policy_version=state.policy_version,
+            staleness=self._staleness,
+            latencies=state.latencies,
+        )
+        self._record()
+        self._display.update(self.progress, final=final)
+        target = self._train.target_return
+        full = len(self._returns) == self._train.target_episodes
+        if target is not None and mean is not None and full and mean >= target:
+            self.reached.set()
+
+    def _record(self) -> None:
+        progress = self.progress
+        lengths = sum(self._lengths) / len(self._lengths) if self._lengths else None
+        values = {
+            "charts/episodic_return": progress.mean_return,
+            "charts/episodic_length": lengths,
+            "charts/SPS": progress.steps_per_s,
+            "charts/policy_version": float(progress.policy_version),
+            "charts/staleness": progress.staleness,
+        }
+        for name, summary in progress.latencies.items():
+            values |= {f"latency/{name}/{key}": summary.get(key) for key in ("p50", "p99")}
+        self._scalars.add(values, progress.env_steps)

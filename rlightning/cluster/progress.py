@@ -1,0 +1,86 @@
+"""What a training run has reached, as numbers and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a run at one moment.
+
+    Attributes:
+        elapsed_s: Seconds since the services were up.
+        env_steps: Env steps taken; every row counts.
+        steps_per_s: Env steps per second over the last seconds.
+        episodes: Finished episodes.
+        mean_return: Mean return of the last episodes; None before the first one ended.
+        updates: Rollout batches that were learned from.
+        policy_version: Version of the weights in use.
+        staleness: Mean age of the last batch's rows in versions; None before the first batch.
+        latencies: By stage: {count, mean, p50, p90, p99, max} in seconds.
+    """
+
+    elapsed_s: float = 0.0
+    env_steps: int = 0
+    steps_per_s: float = 0.0
+    episodes: int = 0
+    mean_return: float | None = None
+    updates: int = 0
+    policy_version: int = 0
+    staleness: float | None = None
+    latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """Returns the state as one line of text."""
+        parts = [
+            f"{self.elapsed_s:6.1f} s",
+            f"steps {self.env_steps:,} ({self.steps_per_s:,.0f}/s)",
+            f"episodes {self.episodes:,}",
+            f"return {number(self.mean_return)}",
+            f"version {self.policy_version}",
+            f"staleness {number(self.staleness)}",
+        ]
+        return "  ".join(parts)
+
+
+def number(value: float | None) -> str:
+    """Returns a figure for people; `-` for what was not measured."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def find_latencies(stats: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields every latency summary in a service's stats, under its dotted name."""
+    for name, value in stats.items():
+        if not isinstance(value, Mapping):
+            continue
+        if "p50" not in value:
+            yield from find_latencies(value, f"{prefix}{name}.")
+        elif value.get("count"):
+            yield f"{prefix}{name}", {key: float(figure) for key, figure in value.items()}
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration with a unit that suits it, three significant digits."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if abs(seconds) >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def describe_run(progress: Progress, outcome: str) -> dict[str, Any]:
+    """Returns a run's end as plain data: for `--json` and the manifest."""
+    return {
+        "outcome": outcome,
+        "elapsed_s": round(progress.elapsed_s, 3),
+        "env_steps": progress.env_steps,
+        "steps_per_s": round(progress.env_steps / max(progress.elapsed_s, 1e-9), 1),
+        "episodes": progress.episodes,
+        "mean_return": progress.mean_return,
+        "updates": progress.updates,
+        "policy_version": progress.policy_version,
+        "staleness": progress.staleness,
+        "latencies_s": {name: dict(summary) for name, summary in progress.latencies.items()},
+    }

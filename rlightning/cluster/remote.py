@@ -1,0 +1,124 @@
+"""A cluster in training whose services are processes, here or elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from rlightning.buffer.remote_buffer import BufferClient, SampleClient
+from rlightning.cluster.backend import ClusterState
+from rlightning.cluster.launcher import LocalLauncher
+from rlightning.cluster.progress import find_latencies
+from rlightning.env.remote_client import EnvClient
+from rlightning.errors import DeadlineExceededError
+from rlightning.policy import PolicyClient, WeightPublisher
+from rlightning.rpc.loop import shared_loop
+from rlightning.types import EnvMeta
+from rlightning.utils.config import ServiceConfig
+
+_LOOK_TIMEOUT_S = 2.0
+
+
+class RemoteBackend:
+    """Dials the services of a launcher; a `Backend`.
+
+    Use as a context manager: the connections live inside.
+
+    Args:
+        launcher: Has started its services.
+    """
+
+    def __init__(self, launcher: LocalLauncher) -> None:
+        self._launcher = launcher
+        self._loop = shared_loop()
+        self._cursor = 0
+        self._steps_before = 0
+        self._steps = 0
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._open())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._loop.run(self._close())
+
+    async def _open(self) -> None:
+        services = self._launcher.config.services
+        self._env = EnvClient(**_dial(services.env))
+        self._policy = PolicyClient(**_dial(services.policy))
+        self._buffer = BufferClient(**_dial(services.buffer))
+        self._samples = SampleClient(**_dial(services.buffer))
+        self._publisher = WeightPublisher(self._policy)
+        self._publisher.start()
+        await self._samples.start()
+
+    async def _close(self) -> None:
+        await self._publisher.close()
+        clients = (self._samples, self._buffer, self._policy, self._env)
+        await asyncio.gather(*(client.close() for client in clients))
+
+    def env_metas(self) -> list[EnvMeta]:
+        """Returns the spaces and sizes of the envs, one entry per group of rows."""
+        return self._loop.run(self._env.describe(self._cursor)).envs
+
+    def next_batch(self, timeout_s: float) -> Mapping[str, Any] | None:
+        """Returns the next rollout's columns [T, N, ...]; None if there was none in time."""
+        try:
+            return self._loop.run(self._samples.next_batch(timeout_s)).columns
+        except DeadlineExceededError:
+            return None
+
+    def publish(self, version: int, weights: bytes) -> None:
+        """Lets the policy act with new weights; returns when it does."""
+        self._loop.run(self._publisher.publish(version, weights))
+
+    def policy_version(self) -> int:
+        """Returns the version of the weights in use."""
+        return self._loop.run(self._policy.describe()).policy_version
+
+    def observe(self) -> ClusterState:
+        """Returns how the services fare; each episode is reported once."""
+        return self._loop.run(self._observe())
+
+    async def _observe(self) -> ClusterState:
+        policy, buffer, env = await asyncio.gather(
+            self._policy.describe(timeout_s=_LOOK_TIMEOUT_S),
+            self._buffer.describe(timeout_s=_LOOK_TIMEOUT_S),
+            self._env.describe(self._cursor, timeout_s=_LOOK_TIMEOUT_S),
+        )
+        self._cursor = env.episode_cursor
+        if env.env_steps < self._steps:  # an env server that came back counts from 0
+            self._steps_before += self._steps
+        self._steps = env.env_steps
+        latencies = dict(
+            item
+            for prefix, stats in (
+                ("env.", env.stats),
+                ("policy.", policy.stats),
+                ("buffer.", buffer.stats),
+            )
+            for item in find_latencies(stats, prefix)
+        )
+        return ClusterState(
+            env_steps=self._steps_before + self._steps,
+            episodes=env.episodes,
+            policy_version=policy.policy_version,
+            latencies=latencies,
+        )
+
+    def check(self) -> None:
+        """Raises when a service is gone for good."""
+        self._launcher.check()
+
+
+def _dial(service: ServiceConfig) -> dict[str, Any]:
+    return {"address": service.dial_address, "rpc": service.rpc, "auth": service.auth}

@@ -1,0 +1,194 @@
+"""Folders of runs: `<log_dir>/<name>/<n>/`, never shared by two runs."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlightning import __version__
+from rlightning.env.episodes import EpisodeRecord
+from rlightning.utils.config import MainConfig
+
+EPISODE_COLUMNS = ("return", "length", "env", "row", "seed", "version", "reason", "ts")
+_RECORDED_VERSIONS = ("grpcio", "protobuf", "numpy", "gymnasium", "torch", "torchrl", "tensordict")
+
+
+@dataclass
+class Run:
+    """The folder of one run and what is written there.
+
+    Attributes:
+        path: The folder, `<log_dir>/<name>/<n>`.
+        manifest: What `manifest.json` holds.
+    """
+
+    path: Path
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def create(cls, config: MainConfig, *, command: Sequence[str]) -> Run:
+        """Makes the next free folder, with its config and a manifest.
+
+        Safe to call from many processes at once: a number is taken by creating its folder.
+        """
+        parent = Path(config.log.log_dir) / run_name(config)
+        parent.mkdir(parents=True, exist_ok=True)
+        numbers = [int(entry.name) for entry in parent.iterdir() if entry.name.isdigit()]
+        for number in itertools.count(max(numbers, default=0) + 1):
+            path = parent / str(number)
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            break
+        run = cls(path)
+        for folder in (run.logs, run.checkpoints, run.tensorboard):
+            folder.mkdir()
+        with run.episodes.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerow(EPISODE_COLUMNS)
+        run.save_config(config)
+        run.manifest = {
+            "command": list(command),
+            "outcome": "running",
+            "seed": config.train.seed,
+            "start": _now(),
+            "end": None,
+            "git_sha": _git_sha(),
+            "versions": _versions(),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "pid": os.getpid(),
+        }
+        run._save_manifest()
+        _point_latest(parent, path.name)
+        return run
+
+    @property
+    def config_file(self) -> Path:
+        """The effective config; it starts each service of the run again by hand."""
+        return self.path / "config.yaml"
+
+    @property
+    def logs(self) -> Path:
+        """Folder with one log file per service."""
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the learner's checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def episodes(self) -> Path:
+        """Every finished episode, one line each."""
+        return self.path / "episodes.csv"
+
+    def save_config(self, config: MainConfig) -> None:
+        """Writes the effective config, atomically: a service may be reading it.
+
+        Only this user may read it, since it may hold tokens.
+        """
+        write_atomically(self.config_file, config.to_yaml(), mode=0o600)
+
+    def append_episodes(self, records: Iterable[EpisodeRecord]) -> None:
+        """Adds finished episodes to `episodes.csv`."""
+        with self.episodes.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            for record in records:
+                ended = datetime.fromtimestamp(record.ts_end_ns / 1e9, timezone.utc)
+                writer.writerow(
+                    (
+                        record.episode_return,
+                        record.length,
+                        record.env_id,
+                        record.row,
+                        "" if record.seed is None else record.seed,
+                        record.policy_version,
+                        record.reason,
+                        ended.isoformat(timespec="milliseconds"),
+                    )
+                )
+
+    def finish(self, outcome: str, summary: dict[str, Any] | None = None) -> None:
+        """Records how the run ended."""
+        self.manifest.update(
+            outcome=outcome, end=_now(), **({"summary": summary} if summary else {})
+        )
+        self._save_manifest()
+
+    def _save_manifest(self) -> None:
+        write_atomically(self.path / "manifest.json", json.dumps(self.manifest, indent=2) + "\n")
+
+
+def run_name(config: MainConfig) -> str:
+    """Returns the name under which the runs of a config are kept."""
+    if config.log.name is not None:
+        return config.log.name
+    return config.env[0].name.replace("/", "_") if config.env else "run"
+
+
+def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replaces a file: a reader sees the old or the new text, never a part."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    Path(temporary).chmod(mode)
+    Path(temporary).replace(path)
+
+
+def _point_latest(parent: Path, target: str) -> None:
+    """Lets `latest` point to a run; a symlink can only be replaced by renaming another over it."""
+    temporary = parent / f".latest-{os.getpid()}-{target}"
+    temporary.symlink_to(target, target_is_directory=True)
+    temporary.replace(parent / "latest")
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _versions() -> dict[str, str]:
+    versions = {"rlightning": __version__, "python": platform.python_version()}
+    for name in _RECORDED_VERSIONS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git_sha() -> str | None:
+    """Returns the commit of the current folder, `-dirty` if it was changed; None outside git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=5,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def this_command() -> list[str]:
+    """Returns the command line of this process, as it can be typed again."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

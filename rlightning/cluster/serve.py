@@ -1,0 +1,78 @@
+"""Runs the services of a config until somebody stops them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rlightning.cluster.interrupt import interruptible
+from rlightning.cluster.launcher import SECTIONS, LocalLauncher
+from rlightning.cluster.prepare import own_state, prepare
+from rlightning.cluster.process import LABELS
+from rlightning.cluster.runs import Run, this_command
+from rlightning.utils.config import MainConfig
+
+_REFRESH_S = 1.0
+
+
+def serve(config: MainConfig, *, quiet: bool = False) -> None:
+    """Starts the services and returns after Ctrl-C or SIGTERM, when they have stopped.
+
+    Raises:
+        ClusterError: A service did not start, or is gone for good.
+    """
+    console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+
+    def report(text: str) -> None:
+        console.print(Text(text))
+
+    prepared = prepare(config)
+    run = Run.create(prepared, command=this_command())
+    own_state(prepared, run.path)
+    launcher = LocalLauncher(prepared, run, report=report)
+    outcome = "failed"
+    try:
+        with interruptible(), launcher:
+            for section in SECTIONS:
+                report(f"{LABELS[section]:14} SERVING  {launcher.address(section)}")
+            report(f"config and logs in {run.path}; Ctrl-C stops")
+            _follow(launcher, console)
+            launcher.check()
+    except KeyboardInterrupt:
+        outcome = "stopped"
+        report("stopped")
+    finally:
+        run.finish(outcome)
+
+
+def _follow(launcher: LocalLauncher, console: Console) -> None:
+    """Waits until a service is gone for good; shows them all meanwhile."""
+    if not console.is_terminal:
+        launcher.failed.wait()
+        return
+    with Live(
+        console=console, transient=True, get_renderable=_table(launcher), auto_refresh=False
+    ) as live:
+        while not launcher.failed.wait(_REFRESH_S):
+            live.refresh()
+
+
+def _table(launcher: LocalLauncher) -> Callable[[], Table]:
+    started = time.monotonic()
+
+    def make() -> Table:
+        table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
+        for column in ("service", "address", "state", "up"):
+            table.add_column(column)
+        for section in SECTIONS:
+            state = "SERVING" if launcher.probe(section) else "NOT_SERVING"
+            up = f"{time.monotonic() - started:.0f} s"
+            table.add_row(LABELS[section], launcher.address(section), state, up)
+        return table
+
+    return make

@@ -1,0 +1,86 @@
+"""Starts, pauses and stops what drives envs."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+
+class ActorControl:
+    """Starts, pauses and stops actors, each after the step in flight. Belongs to one event loop.
+
+    Args:
+        running: Whether the actors may run from the beginning.
+
+    Attributes:
+        stopping: Whether they shall end.
+        resets: How often a reset of their envs was asked for.
+    """
+
+    def __init__(self, *, running: bool = True) -> None:
+        self.stopping = False
+        self.resets = 0
+        self._busy = 0
+        self._go, self._stop, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        if running:
+            self._go.set()
+
+    @property
+    def running(self) -> bool:
+        """Whether the actors may run."""
+        return self._go.is_set() and not self.stopping
+
+    @property
+    def idle(self) -> bool:
+        """Whether every actor waits at the end of its step, or has ended."""
+        return self._busy == 0
+
+    def start(self) -> None:
+        """Lets the actors run."""
+        self._go.set()
+
+    def pause(self) -> None:
+        """Lets each actor wait at the end of its step."""
+        if not self.stopping:
+            self._go.clear()
+
+    def stop(self) -> None:
+        """Lets each actor end at the end of its step."""
+        self.stopping = True
+        self._stop.set()
+        self._go.set()
+
+    def reset_envs(self) -> None:
+        """Lets each actor reset its env before the next step; what ran before is cut."""
+        self.resets += 1
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until every actor waits or has ended; returns whether that came in time."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        return self.idle
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits, but no longer than until `stop`."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
+
+    async def go_on(self) -> bool:
+        """Waits while actors are paused; returns whether the one that asks may go on."""
+        if not self._go.is_set():
+            self.leave()
+            await self._go.wait()
+            self.enter()
+        return not self.stopping
+
+    def enter(self) -> None:
+        """Counts an actor that runs."""
+        self._busy += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """Counts an actor that runs no longer."""
+        self._busy -= 1
+        if not self._busy:
+            self._idle.set()

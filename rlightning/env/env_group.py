@@ -1,0 +1,464 @@
+"""Several envs behind one interface."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any
+
+from rlightning.env.base_env import BaseEnv
+from rlightning.env.step_counter import EnvStepCounter
+from rlightning.env.throughput import ThroughputTracker
+from rlightning.env.utils.backends import backend_class
+from rlightning.env.utils.spaces import same_structure, structure
+from rlightning.env.utils.utils import default_env_preprocess_fn
+from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.config import EnvConfig
+
+__all__ = ["EnvGroup", "EnvStepCounter", "ThroughputTracker", "build_env_group"]
+
+PreprocessFn = Callable[[PolicyResponse], Any]
+
+
+class EnvGroup:
+    """Resets and steps several envs, some or all at a time.
+
+    `step` runs the envs one after the other in the calling thread. `step_async` hands each to a
+    worker of its own, so that `collect_async` gets the fast ones while a slow one still steps.
+
+    Args:
+        env_cfg_list: One config per env; `num_workers` is not looked at (see `build_env_group`).
+        preprocess_fn: Makes the action of a response: one for all envs, or a list of one per env.
+
+    Attributes:
+        env_list: The local envs.
+        env_servers: The env servers.
+        env_ids: Their ids, local envs first.
+        id_to_env: The envs by id.
+        env_to_id: The ids by env.
+        id_to_num_envs: Rows by id.
+        step_counter: Counts steps within `auto_reset`; else None.
+        throughput: Env steps per second of this group.
+
+    Raises:
+        ValueError: No config, or not as many functions as configs.
+    """
+
+    # The documented name; each group has its own.
+    throughput = ThroughputTracker()
+
+    def __init__(
+        self,
+        env_cfg_list: list[EnvConfig],
+        preprocess_fn: PreprocessFn | list[PreprocessFn] | None = default_env_preprocess_fn,
+    ) -> None:
+        if not env_cfg_list:
+            raise ValueError("env_cfg_list is empty")
+        functions = _one_per_env(preprocess_fn, len(env_cfg_list))
+        self.env_list: list[BaseEnv] = []
+        self.env_servers: list[BaseEnv] = []
+        for index, (env_cfg, function) in enumerate(zip(env_cfg_list, functions, strict=True)):
+            env, is_server = self.build_env(env_cfg, function, index)
+            (self.env_servers if is_server else self.env_list).append(env)
+        envs = [*self.env_list, *self.env_servers]
+        self.env_ids = [env.get_env_id() for env in envs]
+        self.id_to_env = dict(zip(self.env_ids, envs, strict=True))
+        self.env_to_id = dict(zip(envs, self.env_ids, strict=True))
+        self.id_to_num_envs = {env.get_env_id(): env.num_envs for env in envs}
+        self.step_counter: EnvStepCounter | None = None
+        self.throughput = ThroughputTracker()
+        self._reset_on_done = False
+        self._done: set[str] = set()
+        self._was_reset: set[str] = set()
+        self._workers: dict[str, ThreadPoolExecutor] = {}
+        self._pending: dict[str, Future[EnvRet]] = {}
+
+    @classmethod
+    def build_env(
+        cls,
+        env_cfg: EnvConfig,
+        preprocess_fn: PreprocessFn | None = default_env_preprocess_fn,
+        worker_index: int | None = None,
+    ) -> tuple[BaseEnv, bool]:
+        """Makes the env of a config.
+
+        Args:
+            env_cfg: Its `backend` names the class: a key of `ENVS`, or `module:Class`.
+            preprocess_fn: Makes the action of a response.
+            worker_index: Number of the env among those of its group or server.
+
+        Returns:
+            The env, and whether it is an env server.
+
+        Raises:
+            ConfigError: There is no such backend.
+        """
+        env_class = backend_class(env_cfg.backend)
+        return env_class(env_cfg, worker_index, preprocess_fn), env_cfg.backend == "env_server"
+
+    def __len__(self) -> int:
+        return len(self.env_list) + len(self.env_servers)
+
+    def __getitem__(self, env_id: str) -> BaseEnv:
+        return self.id_to_env[env_id]
+
+    def size(self) -> int:
+        """Returns the number of local envs."""
+        return len(self.env_list)
+
+    def init(self) -> list[EnvMeta]:
+        """Prepares every env.
+
+        Returns:
+            The metadata of each.
+
+        Raises:
+            ValueError: Their spaces differ in structure or shape.
+        """
+        metas = [env.init() for env in [*self.env_list, *self.env_servers]]
+        for meta in metas[1:]:
+            _check_same_spaces(metas[0], meta)
+        return metas
+
+    def get_observation_spaces(self) -> list[Any]:
+        """Returns the observation space of each local env."""
+        return [env.get_observation_space() for env in self.env_list]
+
+    def get_action_spaces(self) -> list[Any]:
+        """Returns the action space of each local env."""
+        return [env.get_action_space() for env in self.env_list]
+
+    def reset(self, *args: Any, **kwargs: Any) -> tuple[BatchedData, list[bool]]:
+        """Resets every env.
+
+        Args:
+            *args: For the reset of each env.
+            **kwargs: For the reset of each env.
+
+        Returns:
+            What each returned, and for each False: no episode was truncated.
+
+        Raises:
+            ValueError: An env still steps.
+        """
+        self._check_idle(self.env_ids)
+        env_rets = []
+        for env_id in self.env_ids:
+            env_rets.append(self.id_to_env[env_id]._reset(*args, **kwargs))
+            self._begin_episode(env_id)
+        return BatchedData(self.env_ids, env_rets), [False] * len(self.env_ids)
+
+    def step(self, batched_policy_resp: BatchedData) -> tuple[BatchedData, list[bool] | None]:
+        """Steps the envs that have a response, one after the other.
+
+        Within `auto_reset`, an env that is due is reset instead and its response takes no part.
+
+        Args:
+            batched_policy_resp: Responses by env id; what follows a "/" in an id is for the env.
+
+        Returns:
+            What the envs returned, under the same ids in the same order, and for each whether its
+            episode reached the limit of `auto_reset`; None outside of it.
+
+        Raises:
+            ValueError: An env still steps, or has two responses.
+        """
+        env_ids = self._env_ids(batched_policy_resp)
+        env_rets = []
+        for env_id, response in zip(env_ids, batched_policy_resp.values(), strict=True):
+            env_ret = self._task(env_id, response)()
+            self._count(env_id, env_ret)
+            env_rets.append(env_ret)
+        self.throughput.record("env_throughput_sync", self._rows(env_ids))
+        counter = self.step_counter
+        truncations = None if counter is None else counter.get_truncations(env_ids)
+        return BatchedData(batched_policy_resp.ids(), env_rets), truncations
+
+    def step_async(self, batched_policy_resp: BatchedData) -> None:
+        """Hands responses to the workers of their envs and returns at once.
+
+        Args:
+            batched_policy_resp: Responses by env id, as for `step`.
+
+        Raises:
+            ValueError: An env still steps, or has two responses.
+        """
+        env_ids = self._env_ids(batched_policy_resp)
+        for env_id, response in zip(env_ids, batched_policy_resp.values(), strict=True):
+            worker = self._workers.get(env_id)
+            if worker is None:
+                worker = ThreadPoolExecutor(1, thread_name_prefix=f"env-{env_id}")
+                self._workers[env_id] = worker
+            self._pending[env_id] = worker.submit(self._task(env_id, response))
+
+    def collect_async(
+        self, timeout: float | None = None, wait_all: bool = False
+    ) -> tuple[BatchedData, list[bool]]:
+        """Waits for the first env that has stepped and returns all that have by then.
+
+        Args:
+            timeout: Seconds from now until which more are waited for; None takes what is there.
+            wait_all: Wait for every env that was handed a response; `timeout` takes no part.
+
+        Returns:
+            What the envs returned, in the order in which they were done, and for each whether its
+            episode reached the limit of `auto_reset`; False outside of it.
+
+        Raises:
+            ValueError: `timeout` is not above 0.
+            Exception: What an env raised; the others can still be collected.
+        """
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"timeout must be above 0, got {timeout}")
+        if not self._pending:
+            warnings.warn("collect_async without a step_async before", UserWarning, stacklevel=2)
+            return BatchedData([], []), []
+        if wait_all and timeout is not None:
+            warnings.warn("wait_all is given: timeout takes no part", UserWarning, stacklevel=2)
+        env_ids, env_rets = [], []
+        completed = self._completed(timeout, wait_all)
+        for env_id in completed:
+            if self._pending[env_id].exception() is not None:
+                self._pending.pop(env_id).result()  # raises
+        for env_id in completed:
+            env_ret = self._pending.pop(env_id).result()
+            self._count(env_id, env_ret)
+            env_ids.append(env_id)
+            env_rets.append(env_ret)
+        self.throughput.record_async("env_throughput_async", self._rows(env_ids))
+        counter = self.step_counter
+        truncations = counter.get_truncations(env_ids) if counter else [False] * len(env_ids)
+        return BatchedData(env_ids, env_rets), truncations
+
+    @contextmanager
+    def auto_reset(
+        self, max_episode_steps: int | None = None, *, reset_on_done: bool = False
+    ) -> Generator[None, None, None]:
+        """Resets an env, in place of its next step, when its episode has reached a limit.
+
+        An episode of `n` steps gives `n + 1` returns, that of its reset included. An env that was
+        reset before is taken to be at its reset; one that never was is reset by its first step.
+
+        Args:
+            max_episode_steps: The limit for every env; None: each env's own.
+            reset_on_done: Do so, too, when the env said that its episode has ended; rows of an env
+                with several reset themselves.
+
+        Raises:
+            ValueError: The limit is no positive integer, or an env has none of its own.
+        """
+        counter = EnvStepCounter(self.env_ids, self._limits(max_episode_steps))
+        for env_id in self._was_reset:
+            counter.step(env_id)
+        self.step_counter = counter
+        self._reset_on_done = reset_on_done
+        self._done.clear()
+        try:
+            yield
+        finally:
+            self.step_counter = None
+            self._reset_on_done = False
+            self._done.clear()
+
+    def get_env_stats(self, reset: bool = False) -> dict[str, float]:
+        """Returns the mean of each statistic over the finished episodes of all envs.
+
+        This ends a rollout: `finish_rollout` of every env is called, too.
+
+        Args:
+            reset: Let every env begin again from nothing.
+        """
+        totals: dict[str, list[float]] = {}
+        for env in self.id_to_env.values():
+            for key, (value, count) in env.get_env_stats(reset=reset).items():
+                pair = totals.setdefault(key, [0.0, 0])
+                pair[0] += value
+                pair[1] += count
+            env.finish_rollout()
+        return {key: value / count for key, (value, count) in totals.items() if count}
+
+    def get_stats(self) -> dict[str, float]:
+        """Returns env steps per second over the last 5 s or more, every row counted.
+
+        Keys are `env_throughput_sync` and `env_throughput_async`; one is absent until its first
+        window has closed.
+        """
+        return self.throughput.get_stats()
+
+    def print_timing_summary(self, reset: bool = False) -> None:
+        """Logs how long the resets and steps of each env took, at level DEBUG.
+
+        Args:
+            reset: Begin again from nothing.
+        """
+        for env in self.id_to_env.values():
+            env.print_timing_summary(reset=reset)
+
+    def offload(self) -> None:
+        """Lets every env free its device memory."""
+        for env in self.id_to_env.values():
+            env.offload()
+
+    def reload(self) -> None:
+        """Lets every env take its device memory again."""
+        for env in self.id_to_env.values():
+            env.reload()
+
+    def apply_evaluate_cfg(self) -> None:
+        """Applies the `evaluate_cfg` of every env; reset them then."""
+        for env in self.id_to_env.values():
+            env.apply_evaluate_cfg()
+
+    def restore_evaluate_cfg(self) -> None:
+        """Undoes `apply_evaluate_cfg` of every env; reset them then."""
+        for env in self.id_to_env.values():
+            env.restore_evaluate_cfg()
+
+    def close(self) -> None:
+        """Waits for the envs that still step, then closes every env."""
+        for worker in self._workers.values():
+            worker.shutdown(wait=True)
+        self._workers.clear()
+        self._pending.clear()
+        for env in self.id_to_env.values():
+            env.close()
+
+    def _env_ids(self, batched_policy_resp: BatchedData) -> list[str]:
+        """Returns the env of each response, if every one of them can be stepped."""
+        env_ids = [str(env_id).split("/", 1)[0] for env_id in batched_policy_resp.ids()]
+        for env_id in env_ids:
+            if env_id not in self.id_to_env:
+                raise ValueError(f"no env {env_id!r} in this group")
+        if len(set(env_ids)) != len(env_ids):
+            twice = next(env_id for env_id in env_ids if env_ids.count(env_id) > 1)
+            raise ValueError(f"env {twice!r} has two responses in one batch")
+        self._check_idle(env_ids)
+        return env_ids
+
+    def _check_idle(self, env_ids: Sequence[str]) -> None:
+        for env_id in env_ids:
+            if env_id in self._pending:
+                raise ValueError(f"env {env_id!r} still steps: collect it first")
+
+    def _task(self, env_id: str, response: PolicyResponse) -> Callable[[], EnvRet]:
+        """Returns what the env has to do now: a step, or the reset that is due."""
+        env = self.id_to_env[env_id]
+        counter = self.step_counter
+        if counter is None:
+            return lambda: env._step(response)
+        if env_id in self._done or counter.is_reached_max_steps(env_id):
+            counter.reset(env_id)
+        if counter[env_id] < 0:
+            return env._reset
+        return lambda: env._step(response)
+
+    def _begin_episode(self, env_id: str) -> None:
+        self._done.discard(env_id)
+        self._was_reset.add(env_id)
+        if self.step_counter is not None:
+            self.step_counter.reset(env_id)
+            self.step_counter.step(env_id)
+
+    def _count(self, env_id: str, env_ret: EnvRet) -> None:
+        """Counts a step that is complete."""
+        counter = self.step_counter
+        if counter is None:
+            return
+        if counter[env_id] < 0:
+            self._begin_episode(env_id)
+            return
+        counter.step(env_id)
+        if self._reset_on_done and self.id_to_num_envs[env_id] == 1 and _has_ended(env_ret):
+            self._done.add(env_id)
+
+    def _completed(self, timeout: float | None, wait_all: bool) -> list[str]:
+        """Waits, and returns the envs whose step is complete, in the order of completion."""
+        by_future = {future: env_id for env_id, future in self._pending.items()}
+        order: list[Future[EnvRet]] = []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left: float | None = None
+        while len(order) < len(by_future):
+            waiting = [future for future in by_future if future not in order]
+            done, _ = wait(waiting, timeout=left, return_when=FIRST_COMPLETED)
+            order.extend(future for future in waiting if future in done)
+            if not wait_all:
+                left = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
+                if not done:
+                    break
+        return [by_future[future] for future in order]
+
+    def _limits(self, max_episode_steps: int | None) -> list[int]:
+        if max_episode_steps is not None:
+            if isinstance(max_episode_steps, bool) or not isinstance(max_episode_steps, int):
+                raise ValueError(f"max_steps must be a positive integer, got {max_episode_steps!r}")
+            if max_episode_steps < 1:
+                raise ValueError(f"max_steps must be a positive integer, got {max_episode_steps}")
+        limits: list[int] = []
+        for env_id, env in self.id_to_env.items():
+            own = env.get_max_episode_steps()
+            limit = own if max_episode_steps is None else max_episode_steps
+            if limit is None:
+                raise ValueError(f"env {env_id!r} has no max_episode_steps, and none was given")
+            if own not in (None, limit):
+                warnings.warn(
+                    f"env {env_id!r}: its max_episode_steps {own} gives way to {limit}",
+                    UserWarning,
+                    stacklevel=4,
+                )
+            limits.append(limit)
+        return limits
+
+    def _rows(self, env_ids: Iterable[str]) -> int:
+        return sum(self.id_to_num_envs[env_id] for env_id in env_ids)
+
+
+def build_env_group(
+    env_cfg_list: EnvConfig | list[EnvConfig],
+    preprocess_fn: PreprocessFn | list[PreprocessFn] | None = default_env_preprocess_fn,
+) -> EnvGroup:
+    """Makes a group with `num_workers` envs of each config.
+
+    Args:
+        env_cfg_list: The configs, or one.
+        preprocess_fn: Makes the action of a response: one for all, or a list of one per config.
+
+    Raises:
+        ValueError: No config, or not as many functions as configs.
+    """
+    configs = [env_cfg_list] if isinstance(env_cfg_list, EnvConfig) else list(env_cfg_list)
+    functions = _one_per_env(preprocess_fn, len(configs))
+    pairs = [
+        pair for pair in zip(configs, functions, strict=True) for _ in range(pair[0].num_workers)
+    ]
+    return EnvGroup([config for config, _ in pairs], [function for _, function in pairs])
+
+
+def _one_per_env(
+    preprocess_fn: PreprocessFn | list[PreprocessFn] | None, count: int
+) -> list[PreprocessFn]:
+    if callable(preprocess_fn):
+        return [preprocess_fn] * count
+    if not isinstance(preprocess_fn, (list, tuple)) or len(preprocess_fn) != count:
+        raise ValueError(f"preprocess_fn: expected a function or a list of {count} functions")
+    return list(preprocess_fn)
+
+
+def _has_ended(env_ret: EnvRet) -> bool:
+    """Whether the episode of an env of one row has ended; for agents, that of all of them."""
+    ends = (env_ret.last_terminated, env_ret.last_truncated)
+    if isinstance(ends[0], dict):
+        return all(any(end.get(agent, False) for end in ends) for agent in ends[0])
+    return any(bool(end) for end in ends)
+
+
+def _check_same_spaces(first: EnvMeta, other: EnvMeta) -> None:
+    for name in ("action_space", "observation_space"):
+        expected, got = structure(getattr(first, name)), structure(getattr(other, name))
+        if not same_structure(expected, got, rows=(first.num_envs or 1, other.num_envs or 1)):
+            raise ValueError(
+                f"envs of one group need {name}s alike: {first.env_id!r} has {expected}, "
+                f"{other.env_id!r} has {got}"
+            )

@@ -1,0 +1,321 @@
+"""Hosts envs for the actor loop: groups of rows that never block the event loop for long."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rlightning.env.base_env import BaseEnv
+from rlightning.env.episodes import EpisodeLog, RowCounter
+from rlightning.env.scalar_row import ScalarRow
+from rlightning.env.utils.backends import backend_class
+from rlightning.env.utils.spaces import mismatch
+from rlightning.errors import ConfigError, EnvError, ResetNeededError
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.config import EnvConfig
+
+_T = TypeVar("_T")
+
+
+class HostedGroup:
+    """One group of rows: the env that steps them, their episodes, and the thread they live in.
+
+    The env is made and stepped in one thread of its own, so that stepping blocks nobody. Steps that
+    are known to take less than a thread switch is worth run on the event loop instead (see
+    `StepPlacement`). An env of one row is given the leading dimension 1 and reset when its episode
+    has ended, so that all groups look alike. Belongs to one event loop.
+
+    Args:
+        config: Of the env; `num_envs` is the number of rows.
+        env_id: Id of the group; the env gets it, too.
+        worker_index: Number of the group among those of its process.
+        log: Takes finished episodes.
+        inline_below_us: Steps whose median is below this run on the event loop; 0: none does.
+
+    Attributes:
+        config: Of the env.
+        env_id: Id of the group.
+        meta: Spaces and number of rows; there after `start`.
+        env_steps: Steps so far; every row counts.
+        placement: Whether steps run on the event loop now.
+    """
+
+    meta: EnvMeta
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        env_id: str,
+        *,
+        worker_index: int,
+        log: EpisodeLog,
+        inline_below_us: int = 200,
+    ) -> None:
+        self.config = config
+        self.env_id = env_id
+        self.env_steps = 0
+        self.placement = StepPlacement(inline_below_us)
+        self._worker_index = worker_index
+        self._log = log
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"env-{env_id}")
+        self._env: BaseEnv | None = None
+        self._first: EnvRet | None = None
+
+    async def start(self) -> None:
+        """Makes the env.
+
+        Raises:
+            ConfigError: The config names no env, or one that does not take its arguments.
+            EnvError: The env could not be made.
+        """
+        env_class = backend_class(self.config.backend)
+        self._env = await self._in_thread(
+            "construction", env_class, self.config, self._worker_index
+        )
+        self._env.env_id = self.env_id
+        self.meta = await self._in_thread("init", self._env.init)
+        if not isinstance(self.meta.observation_space, gym.Space) or not self.meta.num_envs:
+            raise EnvError(f"env {self.env_id!r}: init gave no observation space or no num_envs")
+        self._space: gym.Space[Any] = self.meta.observation_space
+        self._rows = self.meta.num_envs
+        self._group = ScalarRow(self._env) if self._rows == 1 else _Rows(self._env)
+        self._counter = RowCounter(self.env_id, self._rows, self._log, self._env.row_seeds)
+        self._policy_version = 0
+
+    async def prepare(self) -> None:
+        """Resets the env; the next `reset` returns what this one gave.
+
+        Raises:
+            EnvError: The reset raised, or its observation is not in the declared space.
+        """
+        self._first = await self.reset()
+
+    async def reset(self) -> EnvRet:
+        """Begins a new episode in every row; running ones are recorded as cut.
+
+        Returns:
+            The first observations, with `episode_id` and `step`.
+
+        Raises:
+            EnvError: The reset raised, or its observation is not in the declared space.
+        """
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        env_ret = await self._in_thread("reset", self._group.reset)
+        difference = mismatch(self._space, env_ret.observation, rows=self._rows)
+        if difference is not None:
+            raise EnvError(f"env {self.env_id!r}: not in the declared space: {difference}")
+        self._counter.cut(self._policy_version)
+        self._counter.begin()
+        env_ret.last_reward = np.zeros(self._rows, np.float32)
+        env_ret.last_terminated = np.zeros(self._rows, bool)
+        env_ret.last_truncated = np.zeros(self._rows, bool)
+        return self._numbered(env_ret)
+
+    async def step(self, response: PolicyResponse) -> EnvRet:
+        """Executes the actions of a response; rows that end begin their next episode.
+
+        Args:
+            response: Leaves have the leading dimension of the group's rows.
+
+        Returns:
+            The next observations with `episode_id` and `step`; reward float32 [rows], flags bool
+            [rows].
+
+        Raises:
+            ResetNeededError: There was no reset before.
+            EnvError: The env raised, or broke its contract; it must be reset.
+        """
+        if self._env is None or self._first is not None:
+            raise ResetNeededError(f"env {self.env_id!r}: reset it before the first step")
+        if self.placement.inline:
+            env_ret = self._timed_step(response)
+        else:
+            loop = asyncio.get_running_loop()
+            env_ret = await loop.run_in_executor(self._thread, self._timed_step, response)
+        self._policy_version = getattr(response, "policy_version", 0)
+        reward = self._of_rows(env_ret.last_reward, np.float32, "last_reward")
+        terminated = self._of_rows(env_ret.last_terminated, np.bool_, "last_terminated")
+        truncated = self._of_rows(env_ret.last_truncated, np.bool_, "last_truncated")
+        env_ret.last_reward = reward
+        env_ret.last_terminated, env_ret.last_truncated = terminated, truncated
+        self.env_steps += self._rows
+        ended = self._counter.advance(reward, terminated, truncated, self._policy_version)
+        if ended.size and "final_observation" not in env_ret.info:
+            raise EnvError(
+                f"env {self.env_id!r}: rows {ended.tolist()} ended without final_rows and "
+                "final_observation in info"
+            )
+        return self._numbered(env_ret)
+
+    async def call(self, function: Callable[[BaseEnv], None]) -> None:
+        """Calls a function with the env, in the group's thread; the env must not be stepping.
+
+        Raises:
+            EnvError: It raised.
+        """
+        if self._env is not None:
+            await self._in_thread("a command", function, self._env)
+
+    async def close(self) -> None:
+        """Closes the env and ends its thread."""
+        if self._env is not None:
+            await self._in_thread("close", self._env.close)
+            self._env = None
+        self._thread.shutdown(wait=False)
+
+    def _numbered(self, env_ret: EnvRet) -> EnvRet:
+        env_ret.episode_id = self._counter.episode_id
+        env_ret.step = self._counter.step
+        return env_ret
+
+    def _of_rows(self, value: Any, dtype: type[Any], name: str) -> npt.NDArray[Any]:
+        array = np.asarray(value, dtype)
+        if array.shape != (self._rows,):
+            raise EnvError(
+                f"env {self.env_id!r}: {name}: expected [{self._rows}], got {list(array.shape)}"
+            )
+        return array
+
+    def _timed_step(self, response: PolicyResponse) -> EnvRet:
+        start = time.perf_counter()
+        env_ret = self._guarded("step", self._group.step, response)
+        self.placement.record(time.perf_counter() - start)
+        return env_ret
+
+    async def _in_thread(self, what: str, function: Callable[..., _T], *args: Any) -> _T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._guarded, what, function, *args)
+
+    def _guarded(self, what: str, function: Callable[..., _T], *args: Any) -> _T:
+        """Calls into the env, which is code of others, and says whose error it was."""
+        try:
+            return function(*args)
+        except (EnvError, ConfigError):
+            raise
+        except Exception as error:
+            raise EnvError(
+                f"env {self.env_id!r}: {what} raised {type(error).__name__}: {error}"
+            ) from error
+
+
+class StepPlacement:
+    """Decides from measured steps whether they run on the event loop or in a thread.
+
+    Handing a step to a thread and back costs about 50 us of two threads' time, and more when they
+    contend for the interpreter's lock; a step that takes less would only be slowed down by it. A
+    single step of more than 10 times the limit moves the group back to its thread at once.
+
+    Args:
+        inline_below_us: The limit for the median of the last steps, in microseconds.
+
+    Attributes:
+        inline: Whether the next step should run on the event loop.
+    """
+
+    WINDOW = 32
+
+    def __init__(self, inline_below_us: int) -> None:
+        self.inline = False
+        self._limit_s = inline_below_us / 1e6
+        self._last: deque[float] = deque(maxlen=self.WINDOW)
+        self._until_next = self.WINDOW
+
+    def record(self, seconds: float) -> None:
+        """Takes the duration of a step."""
+        self._last.append(seconds)
+        self._until_next -= 1
+        if self.inline and seconds > 10 * self._limit_s:
+            self.inline = False
+            self._until_next = self.WINDOW
+        elif self._until_next <= 0:
+            self.inline = statistics.median(self._last) < self._limit_s
+            self._until_next = self.WINDOW
+
+
+class _Rows:
+    """An env of several rows, as `ScalarRow` is one of one row."""
+
+    def __init__(self, env: BaseEnv) -> None:
+        self.reset: Callable[[], EnvRet] = env._reset
+        self.step: Callable[[PolicyResponse], EnvRet] = env._step
+
+
+async def host_envs(
+    configs: Sequence[EnvConfig],
+    *,
+    pipeline_depth: int = 2,
+    seed: int | None = None,
+    log: EpisodeLog | None = None,
+    inline_below_us: int = 200,
+) -> list[HostedGroup]:
+    """Makes and resets the groups of a list of configs.
+
+    Each of `num_workers` workers has `num_envs` rows, split into `pipeline_depth` groups of nearly
+    equal size: while one waits for its answer, another steps.
+
+    Args:
+        configs: The `env` section.
+        pipeline_depth: Groups in one worker; never more than it has rows.
+        seed: Seed of envs whose config has none.
+        log: Takes finished episodes.
+        inline_below_us: Steps whose median is below this run on the event loop; 0: none does.
+
+    Returns:
+        The groups, reset; close them in the end.
+
+    Raises:
+        ConfigError: A config names no env, or one that does not take its arguments.
+        EnvError: An env could not be made or reset.
+    """
+    episodes = EpisodeLog() if log is None else log
+    groups: list[HostedGroup] = []
+    workers: Counter[str] = Counter()
+    try:
+        for config in configs:
+            name = group_name(config.name)
+            for _ in range(config.num_workers):
+                sizes = _sizes(config.num_envs, pipeline_depth)
+                for index, rows in enumerate(sizes):
+                    update = {
+                        "num_envs": rows,
+                        "num_workers": 1,
+                        "seed": seed if config.seed is None else config.seed,
+                    }
+                    group = HostedGroup(
+                        config.model_copy(update=update),
+                        f"{name}-{workers[name]}-{index}",
+                        worker_index=len(groups),
+                        log=episodes,
+                        inline_below_us=inline_below_us,
+                    )
+                    groups.append(group)
+                    # One after the other: simulators are seldom safe to be made at once.
+                    await group.start()
+                workers[name] += 1
+        await asyncio.gather(*(group.prepare() for group in groups))
+    except BaseException:
+        await asyncio.gather(*(group.close() for group in groups), return_exceptions=True)
+        raise
+    return groups
+
+
+def group_name(name: str) -> str:
+    """Returns a config's name as a part of ids: `[A-Za-z0-9._-]`, at most 40 characters."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:40] or "env"
+
+
+def _sizes(rows: int, pipeline_depth: int) -> list[int]:
+    groups = min(pipeline_depth, rows)
+    return [rows // groups + (index < rows % groups) for index in range(groups)]

@@ -1,0 +1,163 @@
+"""The client of an env server: what its envs and its actors do, and how to steer them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+from typing_extensions import Self
+
+from rlightning.env.episodes import EpisodeRecord
+from rlightning.rpc.channel import connect, unary
+from rlightning.types import EnvMeta
+from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.v1 import env_service_pb2 as pb
+from rlightning.wire import Reader, read_env_meta, read_value
+
+SERVICE = "rlightning.v1.EnvService"
+"""Full name of the service."""
+
+ActorCommand = Literal["start", "pause"]
+EnvCommand = Literal["offload", "reload", "apply_evaluate_cfg", "restore_evaluate_cfg"]
+
+
+@dataclass(frozen=True)
+class EnvStatus:
+    """What an env server is doing.
+
+    Attributes:
+        library_version: Of the server.
+        envs: The groups.
+        actor_running: Whether the actors run.
+        env_steps: Env steps since the start of the server; every row counts.
+        episodes: Finished episodes after the cursor that was given, oldest first.
+        episode_cursor: Cursor for the next call.
+        stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
+    """
+
+    library_version: str
+    envs: list[EnvMeta]
+    actor_running: bool
+    env_steps: int
+    episodes: list[EpisodeRecord]
+    episode_cursor: int
+    stats: Mapping[str, Any]
+
+
+class EnvClient:
+    """Asks an env server how it fares and steers it. Belongs to one event loop.
+
+    Args:
+        address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
+        rpc: Limits and times.
+        auth: Token and certificates.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        rpc: RpcConfig | None = None,
+        auth: ClientAuthConfig | None = None,
+    ) -> None:
+        self._channel = connect(address, rpc=rpc, auth=auth)
+
+    @property
+    def address(self) -> str:
+        """Address of the server."""
+        return self._channel.address
+
+    async def describe(self, episode_cursor: int = 0, *, timeout_s: float = 10.0) -> EnvStatus:
+        """Returns what the server is doing.
+
+        Args:
+            episode_cursor: Only episodes after it; 0: all that are still kept.
+            timeout_s: Seconds until the answer must be here.
+
+        Raises:
+            RemoteError: The server did not answer, or refused; the class tells how.
+        """
+        request = pb.EnvServiceDescribeRequest(episode_cursor=episode_cursor)
+        response = await unary(
+            self._channel,
+            f"/{SERVICE}/Describe",
+            request,
+            pb.EnvServiceDescribeResponse,
+            timeout=timeout_s,
+        )
+        reader = Reader(pb.EnvServiceDescribeResponse, response.SerializeToString())
+        message = reader.message
+        return EnvStatus(
+            library_version=message.library_version,
+            envs=[read_env_meta(env, reader) for env in message.envs],
+            actor_running=message.actor_running,
+            env_steps=message.env_steps,
+            episodes=[_read_episode(episode) for episode in message.episodes],
+            episode_cursor=message.episode_cursor,
+            stats=read_value(message.stats, reader) or {},
+        )
+
+    async def control(
+        self,
+        actor: ActorCommand | None = None,
+        env: EnvCommand | None = None,
+        *,
+        timeout_s: float = 60.0,
+    ) -> bool:
+        """Steers the actors, or the envs while the actors are paused.
+
+        Args:
+            actor: `start` or `pause`; a pause is answered when every group has ended its step, at
+                the latest after 5 seconds. None leaves the actors as they are.
+            env: What every env shall do; None: nothing.
+            timeout_s: Seconds until the answer must be here.
+
+        Returns:
+            Whether the actors run.
+
+        Raises:
+            PreconditionError: A command for envs while actors run, or still end their step.
+            RemoteError: The server did not answer, or refused; the class tells how.
+        """
+        response = await unary(
+            self._channel,
+            f"/{SERVICE}/Control",
+            pb.ControlRequest(
+                actor=None if actor is None else f"ACTOR_COMMAND_{actor.upper()}",
+                env=None if env is None else f"ENV_COMMAND_{env.upper()}",
+            ),
+            pb.ControlResponse,
+            timeout=timeout_s,
+        )
+        return response.actor_running
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _read_episode(message: pb.EpisodeRecord) -> EpisodeRecord:
+    return EpisodeRecord(
+        env_id=message.env_id,
+        row=message.row,
+        episode_id=message.episode_id,
+        episode_return=message.episode_return,
+        length=message.length,
+        seed=message.seed if message.HasField("seed") else None,
+        policy_version=message.policy_version,
+        reason=message.reason,
+        ts_end_ns=message.ts_end_ns,
+    )

@@ -1,0 +1,85 @@
+"""An env of one row as a group of rows that resets itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlightning.env.base_env import BaseEnv
+from rlightning.env.utils.spaces import stack
+from rlightning.errors import EnvError
+from rlightning.types import EnvRet, PolicyResponse
+from rlightning.utils.conversions import map_leaves
+
+
+class ScalarRow:
+    """Gives the returns of a scalar env the leading dimension 1 and resets it when it has ended.
+
+    So whoever steps groups need not know of scalar envs.
+
+    Args:
+        env: Has one row, and leaves its reset to the caller.
+
+    Raises:
+        EnvError: It does not say its spaces.
+    """
+
+    def __init__(self, env: BaseEnv) -> None:
+        self._env = env
+        space = env.get_observation_space()
+        if not isinstance(space, gym.Space):
+            raise EnvError(f"env {env.env_id!r}: expected an observation space, got {space!r}")
+        self._space = space
+
+    def reset(self) -> EnvRet:
+        """Begins a new episode."""
+        env_ret = self._env._reset()
+        return self._row(env_ret, env_ret.observation, _with_row(env_ret.info))
+
+    def step(self, response: PolicyResponse) -> EnvRet:
+        """Executes the only row of a response; begins a new episode if it ended one."""
+        one = response.copy()
+        one.action = map_leaves(lambda leaf: leaf[0], response.action)
+        env_ret = self._env._step(one)
+        if not (env_ret.last_terminated or env_ret.last_truncated):
+            return self._row(env_ret, env_ret.observation, _with_row(env_ret.info))
+        first = self._env._reset()
+        info, final_info = _with_row(first.info), _with_row(env_ret.info)
+        if "episode_info" in final_info:
+            info["episode_info"] = final_info.pop("episode_info")
+        info["final_rows"] = np.zeros(1, np.int32)
+        info["final_observation"] = stack(self._space, [env_ret.observation])
+        if final_info:
+            info["final_info"] = final_info
+        return self._row(env_ret, first.observation, info)
+
+    def _row(self, env_ret: EnvRet, observation: Any, info: dict[str, Any]) -> EnvRet:
+        """Returns an EnvRet of one row: the outcome of one, the observation and info given."""
+        executed, source = env_ret.executed_action, env_ret.action_source
+        return EnvRet(
+            env_ret.env_id,
+            stack(self._space, [observation]),
+            np.array([env_ret.last_reward], np.float32),
+            np.array([env_ret.last_terminated], bool),
+            np.array([env_ret.last_truncated], bool),
+            info,
+            _with_row(env_ret._extra),
+            env_ret.ts_env_sent_ns,
+            executed_action=None if executed is None else _with_row(executed),
+            action_source=None if source is None else np.array([source], np.int8),
+            ts_observed_ns=env_ret.ts_observed_ns,
+        )
+
+
+def _with_row(data: Any) -> Any:
+    """Gives every number and array of a nesting the leading dimension 1."""
+    return map_leaves(
+        lambda leaf: (
+            np.asarray(leaf)[None]
+            if isinstance(leaf, (np.ndarray, np.generic, bool, int, float))
+            else leaf
+        ),
+        data,
+    )

@@ -1,0 +1,1 @@
+"""What the env adapters share."""

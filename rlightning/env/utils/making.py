@@ -1,0 +1,189 @@
+"""Makes the gymnasium env that a config names."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rlightning.env.utils.spaces import mismatch
+from rlightning.errors import ConfigError, EnvError
+from rlightning.utils.config import EnvConfig
+
+# Native vector envs that reset in the next step only, and what takes their place.
+_SAME_STEP = {
+    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": (
+        "rlightning.env.utils.cartpole:SameStepCartPole"
+    ),
+}
+
+
+def make_env(config: EnvConfig) -> gym.Env[Any, Any]:
+    """Makes one env of the config's `task`.
+
+    Args:
+        config: `task` is a gymnasium id, `module:Id` to import `module` before, or
+            `module:attribute` for a class or function that gives an env. `env_kwargs` are its
+            arguments, `max_episode_steps` truncates its episodes.
+
+    Raises:
+        ConfigError: There is no such env, or it does not take the arguments.
+        EnvError: It could not be made.
+    """
+    target = _resolve(config.task)
+    kwargs = config.env_kwargs.to_dict()
+    limit = config.max_episode_steps
+    if isinstance(target, EnvSpec):
+        # _CheckedEnv takes the place of gymnasium's checker, in one line and without warnings.
+        make = partial(gym.make, target, max_episode_steps=limit, disable_env_checker=True)
+        return _CheckedEnv(_call(config, make, kwargs))
+    env = _call(config, target, kwargs)
+    if not isinstance(env, gym.Env):
+        raise ConfigError(f"env.task '{config.task}' gave {type(env).__name__}, no gymnasium.Env")
+    if limit is not None:
+        env = gym.wrappers.TimeLimit(env, limit)
+    return _CheckedEnv(env)
+
+
+def make_vector_env(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
+    """Makes `config.num_envs` rows of the config's `task` that reset in the step that ends them.
+
+    A vector env of the task's own is used where it resets so and has the spaces of the single env;
+    otherwise single envs are stepped one after the other.
+
+    Args:
+        config: As for `make_env`; `task` may also name a vector env of a module.
+
+    Returns:
+        A vector env whose observations are good until its next step.
+
+    Raises:
+        ConfigError: There is no such env, it does not take the arguments, or a vector env of a
+            module resets otherwise.
+        EnvError: It could not be made.
+    """
+    target = _resolve(config.task)
+    if isinstance(target, EnvSpec):
+        native = _native(config, target)
+        if native is not None:
+            return native
+    elif inspect.isclass(target) and issubclass(target, VectorEnv):
+        return _own_vector_env(config, target)
+    make_one = [partial(make_env, config)] * config.num_envs
+    return SyncVectorEnv(make_one, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class _CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """Compares the first observation of each episode with the space it was declared to be in."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        difference = mismatch(self.observation_space, observation)
+        if difference is not None:
+            raise EnvError(f"an observation is not in its space: {difference}")
+        return observation, info
+
+
+def _resolve(task: str) -> EnvSpec | Callable[..., Any]:
+    """Returns the spec of a gymnasium id, or what a module holds under a name."""
+    module_name, _, name = task.rpartition(":")
+    if module_name:
+        try:
+            target: Any = importlib.import_module(module_name)
+        except ImportError as error:
+            raise ConfigError(f"env.task '{task}': cannot import it: {error}") from error
+        for part in name.split("."):
+            target = getattr(target, part, None)
+        if callable(target):
+            return cast("Callable[..., Any]", target)
+    try:
+        return gym.spec(name)
+    except gym.error.UnregisteredEnv as error:
+        where = f", nor has {module_name} a class or function of that name" if module_name else ""
+        near = difflib.get_close_matches(name, gym.registry, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(
+            f"env.task '{task}': gymnasium has no env '{name}'{where}{hint}"
+        ) from error
+    except gym.error.Error as error:  # a malformed id, or a version that is gone
+        raise ConfigError(f"env.task '{task}': {error}") from error
+
+
+def _native(config: EnvConfig, spec: EnvSpec) -> VectorEnv[Any, Any, Any] | None:
+    """Makes the vector env that belongs to a gymnasium id, if it behaves like the single env."""
+    entry = spec.vector_entry_point
+    if entry is None or spec.additional_wrappers:
+        return None
+    known = _SAME_STEP.get(entry) if isinstance(entry, str) else None
+    kwargs = {**spec.kwargs, **config.env_kwargs.to_dict()}
+    if config.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = config.max_episode_steps
+    try:
+        parameters = inspect.signature(_load(known or entry)).parameters
+    except ImportError:  # an extra that is not installed; the single env may do without it
+        return None
+    if not kwargs.keys() <= parameters.keys():
+        return None
+    if known is None:
+        if "autoreset_mode" not in parameters:
+            return None
+        kwargs["autoreset_mode"] = AutoresetMode.SAME_STEP
+    spec = copy.deepcopy(spec)
+    spec.vector_entry_point = known or entry
+    make = partial(gym.make_vec, spec, config.num_envs, "vector_entry_point")
+    native = cast("VectorEnv[Any, Any, Any]", _call(config, make, kwargs))
+    if known is None and not _has_spaces_of_single(native, config):
+        native.close()
+        return None
+    return native
+
+
+def _has_spaces_of_single(native: VectorEnv[Any, Any, Any], config: EnvConfig) -> bool:
+    # Such as Atari's, which scales and stacks frames while the single env does not.
+    single = make_env(config)
+    same = (
+        native.single_observation_space == single.observation_space
+        and native.single_action_space == single.action_space
+    )
+    single.close()
+    return same
+
+
+def _own_vector_env(
+    config: EnvConfig, target: type[VectorEnv[Any, Any, Any]]
+) -> VectorEnv[Any, Any, Any]:
+    kwargs = {**config.env_kwargs.to_dict(), "num_envs": config.num_envs}
+    env = cast("VectorEnv[Any, Any, Any]", _call(config, target, kwargs))
+    mode = env.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.SAME_STEP:
+        raise ConfigError(
+            f"env.task '{config.task}': its metadata has autoreset_mode {mode}, expected SAME_STEP"
+        )
+    return env
+
+
+def _load(entry: str | Callable[..., Any]) -> Callable[..., Any]:
+    if callable(entry):
+        return entry
+    module_name, _, name = entry.partition(":")
+    return cast("Callable[..., Any]", getattr(importlib.import_module(module_name), name))
+
+
+def _call(config: EnvConfig, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    """Calls what makes an env, which is code of others, and says what it was if that fails."""
+    try:
+        return make(**kwargs)
+    except (TypeError, gym.error.Error, ImportError) as error:
+        raise ConfigError(f"env.task '{config.task}': {error}") from error
+    except Exception as error:
+        raise EnvError(f"env '{config.task}': {type(error).__name__}: {error}") from error

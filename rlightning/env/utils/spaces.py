@@ -1,0 +1,143 @@
+"""Observations of several rows as one value, and whether they are what a space says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+
+def stack(space: gym.Space[Any], items: Sequence[Any]) -> Any:
+    """Returns values of a space as one value with a leading dimension.
+
+    Args:
+        space: Space of one item.
+        items: At least one value of it.
+
+    Returns:
+        Leaves `[len(items), ...]` of the space's dtypes, copied; a tuple of the items where a space
+        has no fixed shape (Text, Sequence, Graph, OneOf).
+    """
+    if isinstance(space, gym.spaces.Box) and len(items) == 1:
+        return np.array(items[0], dtype=space.dtype)[None]
+    out: Any = create_empty_array(space, n=len(items))
+    return concatenate(space, items, out)
+
+
+def as_declared(space: gym.Space[Any], value: Any) -> Any:
+    """Returns one value of a space with arrays of the space's dtypes, copied."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: as_declared(child, value[key]) for key, child in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        pairs = zip(space.spaces, value, strict=True)
+        return tuple(as_declared(child, part) for child, part in pairs)
+    if isinstance(space, gym.spaces.Discrete) or _has_no_shape(space):
+        return value
+    return np.array(value, dtype=space.dtype)
+
+
+def take(value: Any, positions: npt.NDArray[np.int32]) -> Any:
+    """Returns the given rows of nested arrays with a leading dimension of rows; copied."""
+    if isinstance(value, Mapping):
+        return {key: take(child, positions) for key, child in value.items()}
+    if isinstance(value, tuple):
+        return tuple(take(child, positions) for child in value)
+    return np.asarray(value)[positions]
+
+
+def mismatch(
+    space: gym.Space[Any], value: Any, *, rows: int | None = None, name: str = "observation"
+) -> str | None:
+    """Returns how a value differs from its space in keys, shape or kind of dtype, if it does.
+
+    Bounds are not looked at, and a number that fits the dtype without changing its kind (float64
+    for float32) is accepted.
+
+    Args:
+        space: Space of one row.
+        value: A value of it, or of all rows.
+        rows: Length of the leading dimension; None: there is none.
+        name: What to call the value.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        if not isinstance(value, Mapping):
+            return f"{name}: expected a dict, got {_show(value)}"
+        if value.keys() != space.spaces.keys():
+            return f"{name}: expected keys {sorted(space.spaces)}, got {sorted(value)}"
+        children = [(child, value[key], f"{name}.{key}") for key, child in space.items()]
+        return _first_mismatch(children, rows)
+    if isinstance(space, gym.spaces.Tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
+            return f"{name}: expected {len(space.spaces)} parts, got {_show(value)}"
+        pairs = zip(space.spaces, value, strict=True)
+        return _first_mismatch([(s, v, f"{name}[{i}]") for i, (s, v) in enumerate(pairs)], rows)
+    if _has_no_shape(space):
+        items = (value,) if rows is None else value
+        if not isinstance(items, (tuple, list)) or len(items) != (rows or 1):
+            return f"{name}: expected a list of {rows} values, got {_show(value)}"
+        wrong = [item for item in items if not _contains(space, item)]
+        return f"{name}: expected {space}, got {_show(wrong[0])}" if wrong else None
+    array, shape = np.asarray(value), space.shape or ()
+    shape = shape if rows is None else (rows, *shape)
+    if array.shape == shape and np.can_cast(array.dtype, space.dtype, "same_kind"):  # type: ignore[arg-type]
+        return None
+    return f"{name}: expected {space.dtype}{list(shape)}, got {_show(value)}"
+
+
+def _first_mismatch(parts: list[tuple[gym.Space[Any], Any, str]], rows: int | None) -> str | None:
+    texts = (mismatch(space, value, rows=rows, name=name) for space, value, name in parts)
+    return next((text for text in texts if text), None)
+
+
+def structure(space: Any) -> Any:
+    """Returns the nesting and shapes of a space, or of a dict of spaces by agent, to compare."""
+    if isinstance(space, (gym.spaces.Dict, dict)):
+        return {key: structure(child) for key, child in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return [structure(child) for child in space.spaces]
+    return type(space).__name__ if _has_no_shape(space) else tuple(space.shape or ())
+
+
+def same_structure(first: Any, other: Any, *, rows: tuple[int, int]) -> bool:
+    """Whether two of `structure` are alike, leading dimensions of rows left out.
+
+    Args:
+        first: One.
+        other: The other.
+        rows: How many rows each may have a leading dimension of.
+    """
+    if isinstance(first, dict) and isinstance(other, dict):
+        return first.keys() == other.keys() and all(
+            same_structure(first[key], other[key], rows=rows) for key in first
+        )
+    if isinstance(first, list) and isinstance(other, list):
+        return len(first) == len(other) and all(
+            same_structure(*pair, rows=rows) for pair in zip(first, other, strict=True)
+        )
+    # A space does not tell a leading dimension from one of its own, so both readings count.
+    readings = (
+        {shape, shape[1:]} if count > 1 and shape[:1] == (count,) else {shape}
+        for shape, count in zip((first, other), rows, strict=True)
+    )
+    return bool(next(readings) & next(readings))
+
+
+def _contains(space: gym.Space[Any], item: Any) -> bool:
+    # Few envs care for the alphabet and length that they declare of a text.
+    return isinstance(item, str) if isinstance(space, gym.spaces.Text) else space.contains(item)
+
+
+def _has_no_shape(space: gym.Space[Any]) -> bool:
+    """Whether values of a space differ in shape: Text, Sequence, Graph, OneOf."""
+    return getattr(space, "shape", None) is None or isinstance(space, gym.spaces.Text)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return f"{value.dtype}{list(value.shape)}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"

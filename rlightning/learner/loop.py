@@ -1,0 +1,170 @@
+"""The learner's loop: takes a rollout, learns from it, publishes the new weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlightning.latency import LatencyStats
+from rlightning.utils.config import TrainConfig
+
+# How often a loop that waits for data looks whether it should stop.
+_LOOK_S = 0.5
+
+
+class Algorithm(Protocol):
+    """What learns: see `rlightning.learner.ppo.PPO`."""
+
+    def update(self, columns: Mapping[str, Any]) -> dict[str, float]:
+        """Learns from the columns [T, N, ...] of one rollout; returns scalars by tag."""
+        ...
+
+    def weights(self) -> bytes:
+        """Returns the policy's weights as a safetensors file."""
+        ...
+
+
+class Source(Protocol):
+    """Where rollouts come from and weights go to. All methods block."""
+
+    def next_batch(self, timeout_s: float) -> Mapping[str, Any] | None:
+        """Returns the next rollout's columns [T, N, ...]; None if there was none in time."""
+        ...
+
+    def publish(self, version: int, weights: bytes) -> None:
+        """Lets the policy act with new weights; returns when it does."""
+        ...
+
+    def policy_version(self) -> int:
+        """Returns the version of the weights in use."""
+        ...
+
+    def check(self) -> None:
+        """Raises when no more data will come."""
+        ...
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of the learner.
+
+    Attributes:
+        number: Counts updates from 1.
+        policy_version: Version under which the new weights were published.
+        rows: Transitions in the batch.
+        staleness: Mean age of the batch's rows when it was learned from, in versions.
+        max_staleness: Age of its oldest row.
+        metrics: What the algorithm reported.
+    """
+
+    number: int
+    policy_version: int
+    rows: int
+    staleness: float
+    max_staleness: int
+    metrics: Mapping[str, float]
+
+
+@dataclass
+class LearnerStats:
+    """What a learner has done so far.
+
+    Attributes:
+        updates: Batches learned from.
+        rows: Transitions learned from.
+        policy_version: Version last published.
+        latency: `sample_wait`, `learner_step` and `publish`, in seconds.
+    """
+
+    updates: int = 0
+    rows: int = 0
+    policy_version: int = 0
+    latency: LatencyStats = field(default_factory=LatencyStats)
+
+
+def train_loop(
+    algorithm: Algorithm,
+    source: Source,
+    train: TrainConfig,
+    *,
+    stop: Callable[[], bool],
+    on_update: Callable[[Update], None] = lambda update: None,
+    save: Callable[[int, bytes], None] | None = None,
+    stats: LearnerStats | None = None,
+) -> LearnerStats:
+    """Learns until it is told to stop or has learned from all steps of its budget.
+
+    The first thing is to publish the weights that learning begins with, so that policy and learner
+    agree. Versions go on after the one that the policy already has.
+
+    Args:
+        algorithm: What learns.
+        source: Where rollouts come from and weights go to.
+        train: `max_env_steps` and `max_epochs` end the loop, `save_interval` says how often to save.
+        stop: Asked before each batch, and while waiting for one.
+        on_update: Called after each update, with its weights already in use.
+        save: Called with version and weights of a checkpoint: every `save_interval` updates, and
+            for the last one.
+        stats: Counts into this.
+
+    Returns:
+        `stats`, or a new one.
+
+    Raises:
+        PolicyError: The algorithm failed.
+        RLightningError: `source` raised.
+    """
+    stats = LearnerStats() if stats is None else stats
+    stats.policy_version = source.policy_version() + 1
+    weights = algorithm.weights()
+    source.publish(stats.policy_version, weights)
+    while not stop() and stats.rows < train.max_env_steps and stats.updates != train.max_epochs:
+        asked = time.monotonic()
+        columns = _wait_for_batch(source, stop)
+        if columns is None:
+            break
+        got = time.monotonic()
+        ages = stats.policy_version - np.asarray(columns["policy_version"])
+        metrics = algorithm.update(columns)
+        learned = time.monotonic()
+        stats.policy_version += 1
+        weights = algorithm.weights()
+        source.publish(stats.policy_version, weights)
+        published = time.monotonic()
+        stats.updates += 1
+        stats.rows += ages.size
+        for name, seconds in (
+            ("sample_wait", got - asked),
+            ("learner_step", learned - got),
+            ("publish", published - learned),
+        ):
+            stats.latency.record(name, seconds)
+        on_update(
+            Update(
+                number=stats.updates,
+                policy_version=stats.policy_version,
+                rows=ages.size,
+                staleness=float(ages.mean()),
+                max_staleness=int(ages.max()),
+                metrics=metrics,
+            )
+        )
+        if save is not None and train.save_interval > 0 and not stats.updates % train.save_interval:
+            save(stats.policy_version, weights)
+    if save is not None:
+        save(stats.policy_version, weights)
+    return stats
+
+
+def _wait_for_batch(source: Source, stop: Callable[[], bool]) -> Mapping[str, Any] | None:
+    """Returns the next batch, or None when told to stop before there was one."""
+    while not stop():
+        source.check()
+        columns = source.next_batch(_LOOK_S)
+        if columns is not None:
+            return columns
+    return None

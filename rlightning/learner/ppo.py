@@ -1,0 +1,283 @@
+"""Proximal policy optimisation, with losses and advantages from TorchRL.
+
+One `update` is the whole algorithm: values, advantages, then some epochs of minibatches over one
+rollout. Shapes read [T, N, ...]: T steps of N sub-envs, as the buffer cut them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+from rlightning.errors import PolicyError
+from rlightning.policy.weights import dump_weights, policy_weights
+from rlightning.types import ActionSource
+from rlightning.utils.config import LearnerConfig, TrainConfig
+
+
+class ActorCritic(Protocol):
+    """What PPO asks of a policy: two networks, and what the actor's output means.
+
+    Attributes:
+        actor: Observations [B, ...] to the parameters of a distribution over actions.
+        critic: Observations [B, ...] to state values [B, 1].
+    """
+
+    actor: nn.Module
+    critic: nn.Module
+
+    def distribution(self, params: Any) -> Distribution:
+        """Returns the distribution over actions, batch shape [B], that `params` describe."""
+        ...
+
+    def get_trainable_parameters(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Returns what is published: tensors by module and name."""
+        ...
+
+
+class PPO:
+    """Trains an actor-critic policy on one rollout after the other.
+
+    Args:
+        policy: Its networks are trained in place, on the device where they are.
+        config: Hyperparameters of the algorithm.
+        train: Learning rate, minibatch size, and the env steps over which the rate may fall.
+        seed: Seed of the order in which rows are visited.
+
+    Attributes:
+        policy: The policy in training.
+        env_steps: Rows seen so far.
+    """
+
+    def __init__(
+        self, policy: ActorCritic, config: LearnerConfig, train: TrainConfig, *, seed: int
+    ) -> None:
+        self.policy = policy
+        self.env_steps = 0
+        self._config = config
+        self._train = train
+        self._loss = ClipPPOLoss(
+            _Actor(policy),
+            _Critic(policy),
+            clip_epsilon=config.clip_epsilon,
+            entropy_coeff=config.entropy_coeff,
+            critic_coeff=config.critic_coeff,
+            # Swapping parameters in and out of the networks costs more than a small forward pass.
+            functional=False,
+            # Computed once for the rollout instead: of one minibatch it is noise.
+            log_explained_variance=False,
+        )
+        self._loss.set_keys(sample_log_prob="log_prob", value="value")
+        self._parameters = [p for p in self._loss.parameters() if p.requires_grad]
+        self._device = self._parameters[0].device
+        self._optimizer = torch.optim.Adam(self._parameters, lr=train.lr, eps=1e-5, fused=True)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def update(self, columns: Mapping[str, Any]) -> dict[str, float]:
+        """Learns from one rollout.
+
+        Rows whose executed action was not the policy's own are left out of the loss, and no
+        advantage reaches back over them.
+
+        Args:
+            columns: Columns [T, N, ...] of a rollout batch; read, not kept.
+
+        Returns:
+            Scalars under `losses/`: means over the minibatches, and values of the whole rollout.
+
+        Raises:
+            PolicyError: The policy does not return what PPO needs, or the update diverged.
+        """
+        rollout = self._read(columns)
+        self.env_steps += rollout.numel()
+        rows, explained_variance = self._prepare(rollout)
+        metrics = {
+            "losses/learning_rate": self._anneal(),
+            "losses/explained_variance": explained_variance,
+            "losses/masked_rows": float(rollout.numel() - rows.numel()),
+        }
+        if rows.numel():
+            metrics |= self._descend(rows)
+        return metrics
+
+    def weights(self) -> bytes:
+        """Returns the policy's weights as a safetensors file."""
+        return dump_weights(policy_weights(self.policy))
+
+    def _read(self, columns: Mapping[str, Any]) -> TensorDict:
+        """Copies the columns that PPO needs into tensors [T, N, ...] on the policy's device."""
+        if "log_prob" not in columns:
+            raise PolicyError(
+                "PPO needs a column 'log_prob', which the policy's rollout_step returns; "
+                f"got {', '.join(columns)}"
+            )
+        names = ("observation", "next_observation", "action", "log_prob", "reward", "terminated")
+        source = {name: columns[name] for name in names}
+        source["stop"] = columns["terminated"] | columns["truncated"] | columns["cut"]
+        source["own"] = columns["action_source"] == ActionSource.POLICY
+        return TensorDict(
+            {name: _tensors(value, self._device) for name, value in source.items()},
+            batch_size=columns["reward"].shape,
+        )
+
+    def _prepare(self, rollout: TensorDict) -> tuple[TensorDictBase, float]:
+        """Returns the rows to learn from, [B], with advantages, and the explained variance."""
+        with torch.no_grad():
+            flat = rollout.flatten()
+            value = self.policy.critic(_observation(flat)).view(rollout.shape)
+            next_value = self.policy.critic(_observation(flat, "next_observation"))
+        own = rollout["own"]
+        advantage, value_target = estimate_advantages(
+            self._config.gamma,
+            self._config.gae_lambda,
+            value=value,
+            next_value=next_value.view(rollout.shape),
+            reward=rollout["reward"],
+            terminated=rollout["terminated"],
+            stop=rollout["stop"],
+            own=own,
+        )
+        rows = TensorDict(
+            {
+                "observation": flat["observation"],
+                "action": flat["action"],
+                "log_prob": flat["log_prob"],
+                "advantage": advantage.reshape(-1, 1),
+                "value_target": value_target.reshape(-1, 1),
+            },
+            batch_size=flat.shape,
+        )
+        if not own.all():
+            rows = rows[own.flatten()]
+        if rows.numel() < 2:
+            return rows, math.nan
+        advantage = rows["advantage"]
+        rows["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        unexplained = (value_target - value)[own].var() / value_target[own].var().clamp_min(1e-8)
+        return rows, 1.0 - float(unexplained)
+
+    def _descend(self, rows: TensorDictBase) -> dict[str, float]:
+        """Takes the gradient steps of one update and returns the means of what they report."""
+        # Equal parts: a small remainder would take a whole step on few rows.
+        parts = max(1, round(rows.numel() / self._train.batch_size))
+        sums: dict[str, Tensor] = {}
+        for _ in range(self._config.epochs):
+            order = torch.randperm(rows.numel(), generator=self._generator)
+            for minibatch in rows[order.to(self._device)].chunk(parts):
+                for name, value in self._step(minibatch).items():
+                    sums[name] = sums[name] + value if name in sums else value
+        steps = parts * self._config.epochs
+        metrics = {f"losses/{name}": float(total) / steps for name, total in sums.items()}
+        if not all(map(math.isfinite, metrics.values())):
+            raise PolicyError(f"the update diverged; a lower train.lr may help: {metrics}")
+        return metrics
+
+    def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
+        """Takes one gradient step."""
+        terms = self._loss(minibatch)
+        loss = terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]
+        self._optimizer.zero_grad()
+        loss.backward()
+        grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
+        self._optimizer.step()
+        return {
+            "policy": terms["loss_objective"].detach(),
+            "value": terms["loss_critic"].detach(),
+            "entropy": terms["entropy"],
+            "approx_kl": terms["kl_approx"],
+            "clip_fraction": terms["clip_fraction"],
+            "grad_norm": grad_norm,
+        }
+
+    def _anneal(self) -> float:
+        """Sets the learning rate of this update and returns it."""
+        rate = self._train.lr
+        if self._config.anneal_lr:
+            rate *= max(0.0, 1.0 - self.env_steps / self._train.max_env_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+
+def estimate_advantages(
+    gamma: float,
+    gae_lambda: float,
+    *,
+    value: Tensor,
+    next_value: Tensor,
+    reward: Tensor,
+    terminated: Tensor,
+    stop: Tensor,
+    own: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Estimates generalised advantages; every tensor is [T, N].
+
+    Args:
+        gamma: Discount of the return.
+        gae_lambda: Mixing of n-step advantages.
+        value: Value of the observation of each row.
+        next_value: Value of what followed it in its own episode: for a row that ended one, of the
+            final observation.
+        reward: Reward of the row's action.
+        terminated: The MDP ended here, so nothing follows; a row that only stops bootstraps.
+        stop: The next row does not continue this one: terminated, truncated or cut.
+        own: The executed action was the policy's. The row before another's action bootstraps,
+            since what happened then says nothing about the policy.
+
+    Returns:
+        Advantages and value targets.
+    """
+    stop = stop.clone()
+    stop[:-1] |= ~own[1:]
+    advantage, value_target = generalized_advantage_estimate(
+        gamma, gae_lambda, value, next_value, reward, stop, terminated
+    )
+    return advantage, value_target
+
+
+class _Actor(nn.Module):
+    """A policy's actor as TorchRL's loss wants it."""
+
+    in_keys = ("observation",)
+
+    def __init__(self, policy: ActorCritic) -> None:
+        super().__init__()
+        self.network = policy.actor
+        self._distribution = policy.distribution
+
+    def get_dist(self, rows: TensorDictBase) -> Distribution:
+        return self._distribution(self.network(_observation(rows)))
+
+
+class _Critic(nn.Module):
+    """A policy's critic as TorchRL's loss wants it."""
+
+    in_keys = ("observation",)
+
+    def __init__(self, policy: ActorCritic) -> None:
+        super().__init__()
+        self.network = policy.critic
+
+    def forward(self, rows: TensorDictBase) -> TensorDictBase:
+        return rows.set("value", self.network(_observation(rows)))
+
+
+def _observation(rows: TensorDictBase, key: str = "observation") -> Any:
+    """Returns observations as the networks take them: a tensor or a dict of tensors, [B, ...]."""
+    value = rows.get(key)
+    return value.to_dict() if isinstance(value, TensorDictBase) else value
+
+
+def _tensors(value: Any, device: torch.device) -> Any:
+    """Copies arrays to a device; the views a batch holds are read-only and may be unaligned."""
+    if isinstance(value, Mapping):
+        return {key: _tensors(leaf, device) for key, leaf in value.items()}
+    return torch.tensor(value, device=device)

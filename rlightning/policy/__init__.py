@@ -1,0 +1,67 @@
+"""Policies: what turns observations into actions, batched, with versioned weights.
+
+Names are loaded on first use, so that a robot with the base install can import this package for
+`PolicyClient`: most others need torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlightning.policy.actor_critic import ActorCriticPolicy
+    from rlightning.policy.base_policy import BasePolicy, PolicyInput, PolicyRole
+    from rlightning.policy.builder import build_policy, build_policy_group
+    from rlightning.policy.host import PolicyHost
+    from rlightning.policy.local_policy import LocalPolicy
+    from rlightning.policy.policy_group import PolicyGroup
+    from rlightning.policy.publisher import WeightPublisher
+    from rlightning.policy.remote_policy import PolicyClient, PolicyDescription
+    from rlightning.policy.weights import policy_weights
+
+__all__ = [
+    "ActorCriticPolicy",
+    "BasePolicy",
+    "LocalPolicy",
+    "PolicyClient",
+    "PolicyDescription",
+    "PolicyGroup",
+    "PolicyHost",
+    "PolicyInput",
+    "PolicyRole",
+    "WeightPublisher",
+    "build_policy",
+    "build_policy_group",
+    "policy_weights",
+]
+
+_MODULES = {
+    "ActorCriticPolicy": "actor_critic",
+    "BasePolicy": "base_policy",
+    "LocalPolicy": "local_policy",
+    "PolicyClient": "remote_policy",
+    "PolicyDescription": "remote_policy",
+    "PolicyGroup": "policy_group",
+    "PolicyHost": "host",
+    "PolicyInput": "base_policy",
+    "PolicyRole": "base_policy",
+    "WeightPublisher": "publisher",
+    "build_policy": "builder",
+    "build_policy_group": "builder",
+    "policy_weights": "weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in {"torch", "safetensors"}:
+            raise
+        raise ImportError(
+            f"{__name__}.{name} needs {error.name}: pip install 'rlightning[policy]'"
+        ) from error

@@ -1,0 +1,212 @@
+"""The base of every policy: which methods a user writes, and how they are called."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlightning.errors import ConfigError, PolicyError
+from rlightning.policy.weight_store import write_atomically
+from rlightning.policy.weights import dump_weights, policy_weights
+from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
+from rlightning.utils.config import Config, PolicyConfig, TrainConfig
+
+
+class PolicyRole(str, Enum):
+    """What an instance of a policy is for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+@dataclass(eq=False)
+class PolicyInput(EnvRet):
+    """What `rollout_step` gets: the rows of all groups that share one inference.
+
+    `observation` has the structure of the observation space; its leaves are tensors [B, ...] on the
+    policy's device, valid only during the call: clone what is to be kept. Spaces without a fixed
+    shape (Text, Sequence, Graph) give lists of B values. `last_reward` is float32 [B],
+    `last_terminated` and `last_truncated` are bool [B], by agent for multi-agent envs. Nothing else
+    of the groups' EnvRets is there.
+    """
+
+    mode: Mode = field(default=Mode.EXPLORE, kw_only=True)
+    """Whether to draw from the distribution (explore) or to take the best action (exploit)."""
+    groups: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
+    """Env id and number of rows of each group, in the order of the rows."""
+
+    @classmethod
+    def fields(cls) -> tuple[str, ...]:
+        """Returns the names of the fields that are data of the env, as `EnvRet.fields`."""
+        return EnvRet.fields()
+
+    @property
+    def env_ids(self) -> list[str]:
+        """The env id of each of the B rows."""
+        return [env_id for env_id, rows in self.groups for _ in range(rows)]
+
+
+class BasePolicy(ABC):
+    """A policy that a user writes: a network and how to act with it.
+
+    Methods are called from one thread at a time, though not always the same one.
+
+    Args:
+        config: Section `policy` of the configuration.
+        role_type: Whether this instance acts (`eval`) or is trained (`train`).
+
+    Attributes:
+        config: As given.
+        role: As given.
+        device: Where the network and the inputs of `rollout_step` are.
+        env_meta: Spaces of the envs; None before `init_eval` or `init_train`.
+
+    Raises:
+        ValueError: `role_type` is neither.
+        ConfigError: `config.device` names a device that is not there.
+    """
+
+    def __init__(self, config: PolicyConfig, role_type: PolicyRole | str) -> None:
+        self.config = config
+        self.role = PolicyRole(role_type)
+        self.device = _choose_device(config.device)
+        self.env_meta: EnvMeta | None = None
+
+    # What a user writes.
+
+    @abstractmethod
+    def construct_network(self, env_meta: EnvMeta, **kwargs: Any) -> None:
+        """Makes the network's modules as attributes of `self`, for the spaces in `env_meta`.
+
+        Modules that are made on another device than `self.device` are moved there afterwards.
+        """
+
+    @abstractmethod
+    def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:
+        """Acts on a batch, under `torch.inference_mode`.
+
+        Args:
+            env_ret: A `PolicyInput`: leaves [B, ...] on `self.device`, `mode`, `env_ids`.
+
+        Returns:
+            A response whose every leaf is a tensor or array [B, ...]: `action` and whatever else is
+            to be stored with the transition. It is split and sent to whom each row belongs.
+        """
+
+    def postprocess(
+        self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
+    ) -> PolicyResponse | None:
+        """Returns the response as it is to be stored; unchanged unless overridden."""
+        return policy_resp
+
+    def setup_optimizer(self, optim_cfg: Config) -> None:  # noqa: B027 - optional
+        """Makes the optimizers; called by `init_train` once the network exists."""
+
+    def update_dataset(self, data: Any) -> None:
+        """Takes the sample that the next `train` learns from."""
+        raise NotImplementedError(f"{type(self).__name__} does not train itself: no update_dataset")
+
+    def train(self) -> dict[str, float] | None:
+        """Learns from what `update_dataset` took and returns figures to log."""
+        raise NotImplementedError(f"{type(self).__name__} does not train itself: no train")
+
+    def get_trainable_parameters(self) -> dict[str, dict[str, Tensor]]:
+        """Returns the weights that are published: the state dict of each trainable module.
+
+        They are live: tensors of the network itself, buffers included.
+        """
+        return {name: dict(module.state_dict()) for name, module in self.model_list.items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Takes weights over, in the structure of `get_trainable_parameters`.
+
+        Names and shapes were checked before. Must take all or nothing.
+        """
+        modules = self.model_list
+        for name, state in state_dict.items():
+            modules[name].load_state_dict(state)
+
+    # What a user calls.
+
+    @property
+    def model_list(self) -> dict[str, nn.Module]:
+        """Returns the attributes that are modules with trainable parameters, by name."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, nn.Module) and any(p.requires_grad for p in value.parameters())
+        }
+
+    @property
+    def is_initialized(self) -> bool:
+        """Returns whether the network exists."""
+        return self.env_meta is not None
+
+    def init_eval(self, eval_config: Config | None = None, env_meta: EnvMeta | None = None) -> None:
+        """Makes the network, ready to act.
+
+        Args:
+            eval_config: Passed on to `construct_network` as keywords.
+            env_meta: Spaces of the envs that will ask.
+        """
+        self._construct(env_meta, **(eval_config.to_dict() if eval_config is not None else {}))
+        for module in self._modules():
+            module.eval()
+
+    def init_train(
+        self, train_config: TrainConfig | None = None, env_meta: EnvMeta | None = None
+    ) -> None:
+        """Makes the network and its optimizer, ready to be trained.
+
+        Args:
+            train_config: How to train; its learning rate is the default of `policy.optim_cfg`.
+            env_meta: Spaces of the envs whose data it will see.
+        """
+        self._construct(env_meta)
+        for module in self._modules():
+            module.train()
+        optim_cfg = self.config.optim_cfg.model_copy()
+        if train_config is not None and "lr" not in optim_cfg.to_dict():
+            optim_cfg = Config(**{"lr": train_config.lr, **optim_cfg.to_dict()})
+        self.setup_optimizer(optim_cfg)
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Writes the weights as a safetensors file, atomically."""
+        write_atomically(Path(path), dump_weights(policy_weights(self)))
+
+    def get_param_fingerprint(self) -> dict[str, float]:
+        """Returns the L2 norm of each published tensor, by name."""
+        return {
+            name: float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
+            for name, tensor in policy_weights(self).items()
+        }
+
+    def _modules(self) -> list[nn.Module]:
+        return [value for value in vars(self).values() if isinstance(value, nn.Module)]
+
+    def _construct(self, env_meta: EnvMeta | None, **kwargs: Any) -> None:
+        if env_meta is None:
+            raise PolicyError(f"{type(self).__name__}: env_meta is needed to make the network")
+        self.construct_network(env_meta, **kwargs)
+        for module in self._modules():
+            module.to(self.device)
+        self.env_meta = env_meta
+
+
+def _choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"policy.device: not a torch device: '{name}'") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"policy.device is '{name}', but torch finds no CUDA device")
+    return device

@@ -1,0 +1,290 @@
+"""One policy in this process: its network, its batches, and the version of its weights."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlightning.errors import InvalidRequestError, NotFoundError, PolicyError, PreconditionError
+from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.policy.batcher import Batcher, Pending
+from rlightning.policy.builder import build_policy
+from rlightning.policy.inference import Inference, Part
+from rlightning.policy.layout import InputLayout
+from rlightning.policy.weight_store import Weights, WeightStore
+from rlightning.policy.weights import check_weights, load_weights, parse_weights, policy_weights
+from rlightning.rpc.spec import check_spec
+from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
+from rlightning.utils.config import PolicyConfig
+
+_LOG = logging.getLogger(__name__)
+
+# The first inferences pay for caches and threads that later ones find ready.
+_WARM_UP_BATCHES = 3
+
+_STAGES = ("queue", "batch_wait", "inference")
+
+
+class PolicyHost:
+    """Batches the requests of many groups for one policy and swaps its weights between batches.
+
+    The network is made for the spaces of the first group that opens; all others must have the same.
+    Weights may be published before that: they are checked once there is a network. Methods run on
+    the event loop on which `start` was called.
+
+    Args:
+        config: Section `policy`.
+
+    Attributes:
+        batcher: Runs the inferences; its `stats` are those of this host.
+        meta: Spaces of the groups; None before the first opened.
+
+    Raises:
+        ConfigError: The policy class cannot be loaded, or the state directory cannot be made.
+    """
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self._config = config
+        self._policy = build_policy(config, PolicyRole.EVAL)
+        self._store = WeightStore(config.state_dir) if config.state_dir is not None else None
+        # A CUDA device works while the host waits for it: the event loop must not be who waits.
+        on_cpu = self._policy.device.type == "cpu"
+        self.batcher = Batcher(
+            max_batch_rows=config.max_batch_rows,
+            max_wait_us=config.max_wait_us,
+            queue_rows=config.queue_rows,
+            inline_below_us=config.inline_below_us if on_cpu else 0,
+        )
+        self.meta: EnvMeta | None = None
+        self._runner: _Runner | None = None
+        self._weights: Weights | None = None
+        self._changed = asyncio.Event()
+        # Making the network and installing weights exclude each other.
+        self._lock = asyncio.Lock()
+        self._installing: set[asyncio.Task[None]] = set()
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in use: 0 before the first publish."""
+        return self._weights.version if self._weights is not None else 0
+
+    @property
+    def weights(self) -> Weights:
+        """The weights in use, as they were published.
+
+        Raises:
+            NotFoundError: None were ever published.
+        """
+        if self._weights is None:
+            raise NotFoundError("no weights were published yet")
+        return self._weights
+
+    async def start(self) -> None:
+        """Starts the inference thread and loads the newest weights of the state directory."""
+        self.batcher.start()
+        threads = self._config.torch_threads
+        torch.set_num_threads(threads)
+        await self.batcher.run(lambda: torch.set_num_threads(threads))
+        if self._store is not None:
+            self._weights = await asyncio.to_thread(self._store.load)
+            if self._weights is not None:
+                _LOG.info("restored policy version %d", self._weights.version)
+
+    async def ready(self) -> None:
+        """Waits until the policy may act: with `initial_weights: none`, for the first publish."""
+        while self._config.initial_weights == "none" and self._weights is None:
+            await self._changed.wait()
+
+    async def close(self) -> None:
+        """Fails what is queued and ends the inference thread."""
+        await self.batcher.close()
+
+    async def open_group(
+        self, meta: EnvMeta, *, min_version: int = 0, timeout_s: float = 10.0
+    ) -> None:
+        """Lets one more group ask; the first one makes the network and warms it up.
+
+        Args:
+            meta: Spaces of the group.
+            min_version: The least version that may answer it.
+            timeout_s: How long to wait for that version, in seconds.
+
+        Raises:
+            PreconditionError: The spaces are not those of the other groups, weights that were
+                published do not fit the network, or the version did not come in time.
+            ConfigError: The policy cannot act in such spaces.
+            PolicyError: The network cannot be made.
+        """
+        if self._config.initial_weights == "none":
+            min_version = max(min_version, 1)
+        await self.wait_for_version(min_version, timeout_s)
+        async with self._lock:
+            if self._runner is None:
+                self._runner = await self._make_runner(meta)
+                # The rows of one group are its own affair.
+                self.meta = replace(meta, env_id=None, num_envs=None)
+        if self.meta is not None:
+            check_spec(self.meta, meta)
+        self.batcher.open_group()
+
+    def close_group(self) -> None:
+        """Tells that a group will not ask any more."""
+        self.batcher.close_group()
+
+    def enqueue(
+        self, env_ret: EnvRet, mode: Mode, *, received_ns: int = 0, timeout_us: int = 0
+    ) -> Pending:
+        """Queues the rows of one group of those that are open.
+
+        Args:
+            env_ret: Arrays with a leading dimension of rows, or one row without.
+            mode: Explore or exploit.
+            received_ns: Monotonic time of its arrival; 0: now.
+            timeout_us: How long somebody waits for the answer; 0: for ever.
+
+        Raises:
+            InvalidRequestError: The observation is not in the declared space; the message names the
+                key.
+            BatcherOverloadedError: The queue has no room.
+        """
+        runner = self._runner
+        if runner is None:
+            raise PolicyError("no group is open")
+        values, rows = runner.layout.flatten(env_ret)
+        part = Part(env_ret.env_id, values, rows)
+        return self.batcher.enqueue(
+            runner, part, mode, received_ns=received_ns, timeout_us=timeout_us
+        )
+
+    async def publish(self, weights: Weights) -> None:
+        """Installs weights: checks them, keeps them in the state directory, then swaps them in.
+
+        Every answer is computed with the weights before or after, never with some of both. A
+        version that is there already is accepted again if it is the same.
+
+        Raises:
+            PreconditionError: The version is not above the one in use.
+            InvalidRequestError: They are no safetensors file, or do not fit the network; the old
+                ones stay in use.
+        """
+        # A publisher that goes away must not leave the swap half done.
+        task = asyncio.ensure_future(self._publish(weights))
+        self._installing.add(task)
+        task.add_done_callback(self._installing.discard)
+        await asyncio.shield(task)
+
+    async def wait_for_version(self, version: int, timeout_s: float) -> None:
+        """Waits until the weights in use have at least a version.
+
+        Raises:
+            PreconditionError: They did not get there in time; the message tells their version.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.version < version:
+            left = deadline - time.monotonic()
+            try:
+                await asyncio.wait_for(self._changed.wait(), max(0.0, left))
+            except asyncio.TimeoutError:
+                raise PreconditionError(
+                    f"version {version} of the weights was asked for, {self.version} is in use "
+                    f"after {timeout_s:g} s",
+                    reason="VERSION_TOO_OLD",
+                ) from None
+
+    def describe(self) -> dict[str, Any]:
+        """Returns counters, and latency figures in seconds, by name."""
+        stats = self.batcher.stats
+        counters = ("requests", "rows", "batches", "inline_batches", "errors", "expired")
+        return {
+            **{name: getattr(stats, name) for name in (*counters, "overloaded")},
+            "queue_rows": self.batcher.queued_rows,
+            "groups": self.batcher.groups,
+            "policy_version": self.version,
+            **{name: getattr(stats, name).summary() for name in _STAGES},
+        }
+
+    async def _publish(self, weights: Weights) -> None:
+        async with self._lock:
+            if weights.version < 1:
+                raise InvalidRequestError(f"versions count from 1, got {weights.version}")
+            if weights.version == self.version and weights.sha256 == self.weights.sha256:
+                return
+            if weights.version <= self.version:
+                raise PreconditionError(
+                    f"version {self.version} is in use, version {weights.version} cannot replace "
+                    "it: publish under a higher one",
+                    reason="VERSION_TOO_OLD",
+                )
+            runner = self._runner
+            tensors = await asyncio.to_thread(self._stage, weights, runner)
+            if self._store is not None:
+                await asyncio.to_thread(self._store.save, weights)
+            if runner is not None:
+                await self.batcher.run(lambda: runner.load(tensors, weights.version))
+            self._weights = weights
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _stage(self, weights: Weights, runner: _Runner | None) -> dict[str, Tensor]:
+        tensors = parse_weights(weights.data)
+        if runner is not None:
+            check_weights(policy_weights(self._policy), tensors)
+        device = self._policy.device
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+    async def _make_runner(self, meta: EnvMeta) -> _Runner:
+        if meta.observation_space is None or meta.action_space is None:
+            raise PreconditionError("the spec names no observation space or no action space")
+        layout = InputLayout(meta.observation_space)
+        runner = _Runner(self._policy, layout)
+        weights = self._weights
+
+        def make() -> None:
+            self._policy.init_eval(env_meta=meta)
+            if weights is not None:
+                runner.load(parse_weights(weights.data), weights.version)
+
+        try:
+            await self.batcher.run(make)
+        except InvalidRequestError as error:
+            assert weights is not None
+            raise PreconditionError(f"version {weights.version}: {error}") from error
+        if all(leaf.dtype is not None for leaf in layout.leaves):
+            await self.batcher.run(lambda: runner.warm_up(meta.num_envs or 1))
+        return runner
+
+
+class _Runner:
+    """The policy with the version of its weights; on the inference thread."""
+
+    def __init__(self, policy: BasePolicy, layout: InputLayout) -> None:
+        self.layout = layout
+        self._policy = policy
+        self._inference = Inference(policy, layout)
+        self._version = 0
+
+    def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
+        responses = self._inference.run(parts, mode)
+        for response in responses:
+            response.policy_version = self._version
+        return responses
+
+    def load(self, weights: dict[str, Tensor], version: int) -> None:
+        load_weights(self._policy, weights)
+        self._version = version
+
+    def warm_up(self, rows: int) -> None:
+        values = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in self.layout.leaves]
+        try:
+            for _ in range(_WARM_UP_BATCHES):
+                self._inference.run([Part("warm-up", values, rows)], Mode.EXPLORE)
+        except PolicyError as error:
+            _LOG.warning("warming up with zeros failed: %s", error)

@@ -1,0 +1,132 @@
+"""One forward pass for the rows of several groups, and the split of its outputs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlightning.errors import PolicyError
+from rlightning.policy.base_policy import BasePolicy, PolicyInput
+from rlightning.policy.layout import InputLayout
+from rlightning.policy.staging import Staging
+from rlightning.types import Mode, MultiAgentPolicyResponse, PolicyResponse
+from rlightning.utils.conversions import array_of
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Part:
+    """The rows of one group in a batch.
+
+    Attributes:
+        env_id: Of the group.
+        values: What `InputLayout.flatten` returned for it.
+        rows: None for one row without a leading dimension; its answer has none either.
+    """
+
+    env_id: str
+    values: list[Any]
+    rows: int | None
+
+
+class Inference:
+    """Runs a policy on batches of one spec. For one thread at a time.
+
+    Args:
+        policy: Its network exists.
+        layout: The arrays it gets.
+    """
+
+    def __init__(self, policy: BasePolicy, layout: InputLayout) -> None:
+        self._policy = policy
+        self._layout = layout
+        self._staging = Staging(layout.leaves, policy.device)
+
+    def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
+        """Answers each group; leaves of the answers are arrays of their own.
+
+        Raises:
+            PolicyError: The policy raised, or returned something else than leaves [B, ...]; the
+                message names the env ids.
+        """
+        sizes = [part.rows or 1 for part in parts]
+        rows = sum(sizes)
+        gathered = self._staging.gather([part.values for part in parts], rows)
+        observation, reward, terminated, truncated = self._layout.build(gathered)
+        batch = PolicyInput(
+            parts[0].env_id if len(parts) == 1 else "batch",
+            observation,
+            reward,
+            terminated,
+            truncated,
+            mode=mode,
+            groups=tuple((part.env_id, size) for part, size in zip(parts, sizes, strict=True)),
+        )
+        try:
+            with torch.inference_mode():
+                response = self._policy.rollout_step(batch)
+            outputs = _outputs(response, rows)
+        except Exception as error:  # the user's code: whatever it raises answers this batch
+            who = ", ".join(repr(part.env_id) for part in parts)
+            kind = "" if isinstance(error, PolicyError) else f"{type(error).__name__}: "
+            failed = f"{type(self._policy).__name__}.rollout_step failed for env {who}"
+            _LOG.exception("%s", failed)
+            raise PolicyError(f"{failed}: {kind}{error}") from error
+        made = type(response) if isinstance(response, MultiAgentPolicyResponse) else PolicyResponse
+        if len(parts) == 1 and parts[0].rows is not None:
+            return [made(parts[0].env_id, **outputs)]
+        answers = []
+        start = 0
+        for part, size in zip(parts, sizes, strict=True):
+            where = start if part.rows is None else slice(start, start + size)
+            answers.append(made(part.env_id, **_cut(outputs, where)))
+            start += size
+        return answers
+
+
+def _outputs(response: Any, rows: int) -> dict[str, Any]:
+    """Returns the policy's outputs as arrays [rows, ...] that share memory with nothing."""
+    if not isinstance(response, PolicyResponse):
+        raise PolicyError(f"expected a PolicyResponse, got {type(response).__name__}")
+    return {name: _output(value, name, rows) for name, value in response.to_dict().items()}
+
+
+def _output(value: Any, name: str, rows: int) -> Any:
+    # Copied, since the policy may return memory that it, or the next batch, will write to.
+    if isinstance(value, Tensor):
+        if value.ndim and value.shape[0] == rows:
+            plain = value.is_cpu and value.dtype is not torch.bfloat16 and not value.requires_grad
+            return (value.numpy() if plain else array_of(value)).copy()
+        got = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    elif isinstance(value, np.ndarray):
+        if value.ndim and len(value) == rows:
+            return value.copy()
+        got = f"{value.dtype}{list(value.shape)}"
+    elif isinstance(value, Mapping):
+        return {key: _output(item, f"{name}.{key}", rows) for key, item in value.items()}
+    elif isinstance(value, tuple):
+        return tuple(_output(item, f"{name}[{i}]", rows) for i, item in enumerate(value))
+    elif isinstance(value, list) and len(value) == rows:
+        return value
+    else:
+        got = type(value).__name__
+    raise PolicyError(
+        f"'{name}' came as {got}, expected a tensor or array whose leading dimension is the "
+        f"{rows} rows of the batch"
+    )
+
+
+def _cut(value: Any, where: slice | int) -> Any:
+    """Returns some rows of every leaf, or one row without its leading dimension."""
+    if isinstance(value, dict):
+        return {key: _cut(item, where) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_cut(item, where) for item in value)
+    return value[where]

@@ -1,0 +1,121 @@
+"""Keeps a policy server on the newest weights, also when it loses them. Needs no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+
+from rlightning.errors import DeadlineExceededError, RemoteError, UnavailableError
+from rlightning.policy.remote_policy import PolicyClient
+
+_LOG = logging.getLogger(__name__)
+
+
+class WeightPublisher:
+    """Publishes the latest weights, and again whenever the server has an older version.
+
+    A server that was killed comes back without weights, or with those of its last run: until it is
+    given the latest, the sessions that saw them are kept waiting. Belongs to one event loop.
+
+    Args:
+        client: Of the server; stays the caller's.
+        learner_id: Who publishes.
+        watch_s: How often to look at the server's version, in seconds.
+    """
+
+    def __init__(
+        self, client: PolicyClient, *, learner_id: str = "learner", watch_s: float = 1.0
+    ) -> None:
+        self._client = client
+        self._learner_id = learner_id
+        self._watch_s = watch_s
+        self._latest: tuple[int, bytes] | None = None
+        self._acked = 0
+        self._changed = asyncio.Event()
+        self._acks = asyncio.Condition()
+        self._failure: RemoteError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts to publish what is offered."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stops; what was offered last may not have been published."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def offer(self, version: int, data: bytes) -> None:
+        """Takes weights to publish; those offered before and not sent yet are skipped.
+
+        Raises:
+            RemoteError: The server refused earlier weights.
+        """
+        self._raise_failure()
+        self._latest = version, data
+        self._changed.set()
+
+    async def publish(self, version: int, data: bytes, *, timeout_s: float = 60.0) -> None:
+        """Offers weights and waits until they, or later ones, are in use.
+
+        Raises:
+            DeadlineExceededError: That took too long.
+            RemoteError: The server refused them.
+        """
+        self.offer(version, data)
+        deadline = time.monotonic() + timeout_s
+        async with self._acks:
+            while self._acked < version:
+                self._raise_failure()
+                try:
+                    left_s = max(0.0, deadline - time.monotonic())
+                    await asyncio.wait_for(self._acks.wait(), left_s)
+                except asyncio.TimeoutError:
+                    raise DeadlineExceededError(
+                        f"version {version} is not in use after {timeout_s:g} s",
+                        peer=self._client.address,
+                    ) from None
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._watch_s)
+            self._changed.clear()
+            if self._latest is None:
+                continue
+            version, data = self._latest
+            try:
+                await self._bring_up_to(version, data)
+            except (UnavailableError, DeadlineExceededError) as error:
+                # It may be restarting; who waits in `publish` has a deadline of its own.
+                _LOG.warning("version %d of the weights is not published yet: %s", version, error)
+                self._changed.set()
+            except RemoteError as error:
+                _LOG.error("version %d of the weights was refused: %s", version, error)
+                self._failure = error
+            async with self._acks:
+                self._acks.notify_all()
+            if self._failure is not None:
+                return
+
+    async def _bring_up_to(self, version: int, data: bytes) -> None:
+        if version == self._acked:
+            description = await self._client.describe(timeout_s=self._watch_s)
+            if description.policy_version >= version:
+                return
+            _LOG.warning(
+                "the policy server is back at version %d: publishing %d again",
+                description.policy_version,
+                version,
+            )
+        await self._client.publish_weights(
+            version, data, learner_id=self._learner_id, timeout_s=10.0
+        )
+        self._acked = version

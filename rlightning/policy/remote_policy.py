@@ -1,0 +1,451 @@
+"""The client of a policy server: asks for actions, sends and fetches weights; needs no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+from typing_extensions import Self
+
+from rlightning.errors import (
+    CodecError,
+    ConfigError,
+    DeadlineExceededError,
+    PolicyError,
+    RemoteError,
+    UnavailableError,
+)
+from rlightning.latency import LatencyStats
+from rlightning.rpc.channel import connect, stream_unary, unary, unary_stream
+from rlightning.rpc.client import SessionClient
+from rlightning.rpc.status import from_error_status
+from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
+from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.v1 import policy_service_pb2 as pb
+from rlightning.wire import (
+    Reader,
+    Writer,
+    fill_env_ret,
+    read_policy_response,
+    read_value,
+    split_batch,
+)
+
+SERVICE = "rlightning.v1.PolicyService"
+"""Full name of the service."""
+
+_T = TypeVar("_T")
+
+# One-way figures cost more than the rest of an answer's bookkeeping.
+_ONE_WAY_EVERY = 16
+_CALL_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class PolicyDescription:
+    """What a policy server is doing.
+
+    Attributes:
+        library_version: Of the server.
+        policy_version: Version of the weights in use; 0 before the first publish.
+        sessions: Sessions now open.
+        stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
+    """
+
+    library_version: str
+    policy_version: int
+    sessions: int
+    stats: Mapping[str, Any]
+
+
+class PolicyClient:
+    """Asks a policy server for actions, publishes and pulls weights, over one connection.
+
+    `act` needs a session, which `start` opens; it is resumed by itself after a cut or a restart of
+    the server, and the unanswered request is sent again under its number. The other methods need no
+    session; they try again while the server cannot be reached. Belongs to one event loop.
+
+    Args:
+        address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
+        spec: Spaces and rows of the group that will ask; only `act` needs it.
+        client_id: Who this is, `[A-Za-z0-9._-]{1,64}`, unique among the server's clients; default:
+            a random one.
+        rpc: Limits and times.
+        auth: Token and certificates.
+        act_timeout_s: How long an answer may take, reconnects included, in seconds.
+
+    Attributes:
+        stats: Seconds by stage: `act` is the whole round trip; `queue`, `batch_wait` and `inference`
+            are the server's; `uplink` and `downlink` are those of every 16th answer, as far as they
+            are known to be above their uncertainty.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        spec: EnvMeta | None = None,
+        client_id: str | None = None,
+        rpc: RpcConfig | None = None,
+        auth: ClientAuthConfig | None = None,
+        act_timeout_s: float = 60.0,
+    ) -> None:
+        self.stats = LatencyStats()
+        self._channel = connect(address, rpc=rpc, auth=auth)
+        self._spec = spec
+        self._client_id = client_id or f"policy-client-{uuid.uuid4().hex[:16]}"
+        self._act_timeout_s = act_timeout_s
+        self._session: SessionClient[pb.ActRequest, pb.ActResponse] | None = None
+        self._ask: _Ask | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._seq = 0
+        self._version = 0
+
+    @property
+    def address(self) -> str:
+        """Address of the server."""
+        return self._channel.address
+
+    async def start(self, timeout_s: float = _CALL_TIMEOUT_S) -> None:
+        """Opens the session.
+
+        Raises:
+            ConfigError: No spec was given.
+            PreconditionError: The policy is for other spaces; the message lists what differs.
+            UnavailableError: No server answered in time.
+        """
+        if self._spec is None:
+            raise ConfigError("a PolicyClient that acts needs the spec of its group")
+        self._session = SessionClient(
+            self._channel,
+            f"/{SERVICE}/Act",
+            request_type=pb.ActRequest,
+            response_type=pb.ActResponse,
+            client_id=self._client_id,
+            spec=self._spec,
+            prepare_hello=self._prepare_hello,
+            on_welcome=self._on_welcome,
+            on_message=self._on_message,
+            on_failure=self._on_failure,
+        )
+        await self._session.start(timeout_s)
+
+    async def close(self) -> None:
+        """Ends the session and closes the connection."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._session is not None:
+            await self._session.close()
+        self._on_failure(UnavailableError("the client was closed", peer=self.address))
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        if self._spec is not None:
+            await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def act(
+        self,
+        env_ret: EnvRet,
+        *,
+        mode: Mode = Mode.EXPLORE,
+        purpose: Purpose = Purpose.TRAIN,
+        reset_state: bool = False,
+    ) -> PolicyResponse:
+        """Returns the policy's answer for one group; one call at a time.
+
+        Observation, reward and flags are sent; what else `env_ret` holds is for the buffer.
+
+        Args:
+            env_ret: Rows of the group; its arrays must not change before the answer.
+            mode: Explore or exploit.
+            purpose: What the answer is for.
+            reset_state: Begin with a fresh recurrent state.
+
+        Returns:
+            The answer, with `policy_version` and `seq`, the number of this request. Its arrays are
+            read-only views with the leading dimension of `env_ret`.
+
+        Raises:
+            InvalidRequestError: The observation is not in the declared space; the message names the
+                key.
+            ResourceExhaustedError: The message passes a cap, or too much waits for inference.
+            DeadlineExceededError: No answer in time.
+            RemoteError: The policy raised (its message is here), or the session ended for good.
+        """
+        session = self._session
+        if session is None:
+            raise PolicyError("act needs a session: await start() first")
+        if self._ask is not None:
+            raise PolicyError("act was called while another call waits for its answer")
+        self._seq += 1
+        answer = asyncio.get_running_loop().create_future()
+        deadline_ns = time.monotonic_ns() + int(self._act_timeout_s * 1e9)
+        ask = _Ask(self._seq, _for_policy(env_ret), mode, purpose, reset_state, answer, deadline_ns)
+        self._ask = ask
+        if self._alarm is None:
+            self._set_alarm(ask)
+        try:
+            await session.send(self._encode(session, ask))
+            return await answer
+        finally:
+            self._ask = None
+
+    async def publish_weights(
+        self,
+        version: int,
+        data: bytes,
+        *,
+        learner_id: str = "learner",
+        timeout_s: float = 60.0,
+    ) -> int:
+        """Sends weights and waits until they are in use.
+
+        Args:
+            version: Above every version before.
+            data: A safetensors file.
+            learner_id: Who publishes.
+            timeout_s: How long to try, in seconds.
+
+        Returns:
+            The version in use.
+
+        Raises:
+            PreconditionError: The server has a higher version, or another one under this number.
+            InvalidRequestError: They do not fit the network; the message lists names and shapes.
+            ResourceExhaustedError: They pass `policy.max_weights_bytes`.
+            UnavailableError: The server could not be reached in time.
+        """
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+        header = pb.WeightsHeader(
+            policy_version=version,
+            total_bytes=len(data),
+            sha256=digest,
+            learner_id=learner_id,
+        )
+
+        async def requests() -> AsyncIterator[Message]:
+            yield pb.PublishWeightsRequest(header=header)
+            for _, part in split_batch(data):
+                yield pb.PublishWeightsRequest(chunk=bytes(part))
+
+        async def publish(left_s: float) -> int:
+            response = await stream_unary(
+                self._channel,
+                f"/{SERVICE}/PublishWeights",
+                requests(),
+                pb.PublishWeightsResponse,
+                timeout=left_s,
+            )
+            return response.policy_version
+
+        return await _until_reached(publish, timeout_s)
+
+    async def pull_weights(
+        self, min_version: int = 0, *, timeout_s: float = 60.0
+    ) -> tuple[int, bytes]:
+        """Returns version and safetensors bytes of the weights in use.
+
+        Args:
+            min_version: Wait until the version is at least this.
+            timeout_s: How long to try and wait, in seconds.
+
+        Raises:
+            NotFoundError: None were ever published.
+            PreconditionError: `min_version` did not come in time; the message tells which one is
+                there.
+            RemoteError: What came is not what was announced.
+        """
+
+        async def pull(left_s: float) -> tuple[int, bytes]:
+            request = pb.PullWeightsRequest(min_policy_version=min_version)
+            responses = unary_stream(
+                self._channel,
+                f"/{SERVICE}/PullWeights",
+                request,
+                pb.PullWeightsResponse,
+                timeout=left_s,
+            )
+            header = pb.WeightsHeader()
+            parts: list[bytes] = []
+            async with aclosing(responses):
+                async for response in responses:
+                    if response.WhichOneof("body") == "header":
+                        header = response.header
+                    else:
+                        parts.append(response.chunk)
+            data = b"".join(parts)
+            digest = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+            if digest != header.sha256:
+                raise RemoteError("the weights' checksum does not match", peer=self.address)
+            return header.policy_version, data
+
+        return await _until_reached(pull, timeout_s)
+
+    async def describe(self, *, timeout_s: float = _CALL_TIMEOUT_S) -> PolicyDescription:
+        """Returns what the server is doing.
+
+        Raises:
+            UnavailableError: The server could not be reached in time.
+        """
+
+        async def describe(left_s: float) -> PolicyDescription:
+            response = await unary(
+                self._channel,
+                f"/{SERVICE}/Describe",
+                pb.PolicyServiceDescribeRequest(),
+                pb.PolicyServiceDescribeResponse,
+                timeout=left_s,
+            )
+            reader = Reader(pb.PolicyServiceDescribeResponse, response.SerializeToString())
+            return PolicyDescription(
+                response.library_version,
+                response.policy_version,
+                response.sessions,
+                read_value(reader.message.stats, reader),
+            )
+
+        return await _until_reached(describe, timeout_s)
+
+    def _prepare_hello(self, request: pb.ActRequest) -> None:
+        # A server that lost its weights must get them back before it answers this session again.
+        request.hello.min_policy_version = self._version
+
+    async def _on_welcome(self, reader: Reader[pb.ActResponse]) -> None:
+        session, ask = self._session, self._ask
+        if session is not None and ask is not None:
+            await session.send_now(self._encode(session, ask))
+
+    def _encode(self, session: SessionClient[pb.ActRequest, pb.ActResponse], ask: _Ask) -> bytes:
+        request = session.new_request()
+        ask.sent_ns = request.timing.sent_ns
+        request.timing.timeout_us = max(1, (ask.deadline_ns - ask.sent_ns) // 1000)
+        step = request.step
+        step.seq = ask.seq
+        step.epoch = session.epoch
+        step.mode = int(ask.mode)  # type: ignore[assignment]  # stubs want the generated enum
+        step.purpose = int(ask.purpose)  # type: ignore[assignment]
+        step.reset_state = ask.reset_state
+        writer = Writer()
+        fill_env_ret(step.env_ret, ask.env_ret, writer)
+        return writer.finish(request)
+
+    def _on_message(self, reader: Reader[pb.ActResponse]) -> None:
+        message = reader.message
+        ask = self._ask
+        answer = message.answer
+        # A late answer must not reach a newer observation; a repeated one has been taken already.
+        if ask is None or answer.seq != ask.seq or ask.answer.done():
+            return
+        if answer.WhichOneof("result") == "error":
+            ask.answer.set_exception(from_error_status(answer.error, peer=self.address))
+            return
+        try:
+            response = read_policy_response(answer.response, reader)
+        except CodecError as error:
+            ask.answer.set_exception(RemoteError(f"bad answer: {error}", peer=self.address))
+            return
+        response.seq = ask.seq
+        self._version = max(self._version, answer.response.policy_version)
+        ask.answer.set_result(response)
+        self._record(ask, message)
+
+    def _record(self, ask: _Ask, message: pb.ActResponse) -> None:
+        now = time.monotonic_ns()
+        stats, stages = self.stats, message.answer.stages
+        stats.record("act", (now - ask.sent_ns) * 1e-9)
+        stats.record("queue", stages.queue_us * 1e-6)
+        stats.record("batch_wait", stages.batch_wait_us * 1e-6)
+        stats.record("inference", stages.inference_us * 1e-6)
+        session = self._session
+        if session is None or ask.seq % _ONE_WAY_EVERY:
+            return
+        timing = message.timing
+        uplink = session.offset.uplink(ask.sent_ns, timing.received_ns)
+        if uplink is not None:
+            stats.record("uplink", uplink[0])
+        downlink = session.offset.downlink(timing.sent_ns, now)
+        if downlink is not None:
+            stats.record("downlink", downlink[0])
+
+    def _set_alarm(self, ask: _Ask) -> None:
+        # One timer outlives many requests: setting and cancelling one for each costs more.
+        left_s = (ask.deadline_ns - time.monotonic_ns()) * 1e-9
+        self._alarm = asyncio.get_running_loop().call_later(max(0.0, left_s), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        ask = self._ask
+        if ask is None or ask.answer.done():
+            return
+        if time.monotonic_ns() < ask.deadline_ns:
+            self._set_alarm(ask)
+            return
+        ask.answer.set_exception(
+            DeadlineExceededError(
+                f"no answer to request {ask.seq} within {self._act_timeout_s:g} s",
+                peer=self.address,
+            )
+        )
+
+    def _on_failure(self, error: RemoteError) -> None:
+        if self._ask is not None and not self._ask.answer.done():
+            self._ask.answer.set_exception(error)
+
+
+@dataclass(slots=True)
+class _Ask:
+    """The request that waits for its answer."""
+
+    seq: int
+    env_ret: EnvRet
+    mode: Mode
+    purpose: Purpose
+    reset_state: bool
+    answer: asyncio.Future[PolicyResponse]
+    deadline_ns: int
+    sent_ns: int = 0
+
+
+def _for_policy(env_ret: EnvRet) -> EnvRet:
+    """Returns what a policy gets of an EnvRet; the rest need not cross the network for it."""
+    return type(env_ret)(
+        env_ret.env_id,
+        env_ret.observation,
+        env_ret.last_reward,
+        env_ret.last_terminated,
+        env_ret.last_truncated,
+        ts_env_sent_ns=env_ret.ts_env_sent_ns,
+        rows=env_ret.rows,
+    )
+
+
+async def _until_reached(call: Callable[[float], Awaitable[_T]], timeout_s: float) -> _T:
+    """Repeats a call that may be repeated while the server cannot be reached."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.1
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return await call(max(0.001, left_s))
+        except UnavailableError:
+            if left_s <= pause_s:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.0, 2 * pause_s)

@@ -1,0 +1,493 @@
+"""The client's side of a session: connects, keeps the lease, connects again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from rlightning.errors import (
+    AlreadyExistsError,
+    CodecError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    RemoteError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from rlightning.latency import ClockOffset, boot_id
+from rlightning.rpc import status
+from rlightning.rpc.channel import Channel
+from rlightning.rpc.handlers import EOF
+from rlightning.rpc.protocol import (
+    LIBRARY_VERSION,
+    PROTOCOL_VERSION,
+    hello_of,
+    stamp,
+    valid_client_id,
+    welcome_of,
+)
+from rlightning.types import EnvMeta
+from rlightning.v1.session_pb2 import CLIENT_STATE_RUNNING, Welcome
+from rlightning.wire import Limits, Reader, Writer, fill_env_meta
+
+logger = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+# What ends a stream but not the session: after these the client connects again.
+_RETRIED = (UnavailableError, AlreadyExistsError, DeadlineExceededError)
+_WELCOME_TIMEOUT_S = 30.0
+# What a write raises when the call has ended meanwhile.
+_BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+
+
+class SessionClient(Generic[RequestT, ResponseT]):
+    """One session on one bidirectional method; survives cuts and restarts of the server.
+
+    After a cut it connects again by itself, with the resume token, until it is closed or the server
+    refuses it for good. The owner keeps what is not answered yet, in this order:
+
+    1. record the request as unanswered;
+    2. build it with `new_request()` and the current `epoch`, encode it, `await send(...)`, with no
+       `await` in between;
+    3. forget it when its answer comes.
+
+    In `on_welcome` the owner sends every unanswered request again, with the new epoch. So a request
+    may arrive twice, under one number; none is lost.
+
+    Belongs to one event loop. Callbacks run in it and must not block.
+
+    Args:
+        channel: Where to.
+        method: Full name of the method, `/package.Service/Method`.
+        request_type: Message of the client; has `hello` and `heartbeat` in a oneof `body`.
+        response_type: Message of the server; has `welcome`, `heartbeat` and `drain`.
+        client_id: Who this is: `[A-Za-z0-9._-]{1,64}`, unique among the clients of the method.
+        spec: Env that asks or writes, where the method wants one.
+        prepare_hello: Adds the method's own fields to the hello.
+        on_welcome: Called after every welcome, while no `send` proceeds; sends with `send_now`.
+            Answers to what it sent may reach `on_message` before it returns.
+        on_message: Called with every message that is neither welcome nor heartbeat; arrays read
+            from it are views. Must be quick: nothing is read meanwhile.
+        on_failure: Called once if the session cannot go on; `failure` holds the error too.
+        welcome_timeout_s: How long, in seconds, the server may take to answer a hello.
+
+    Attributes:
+        offset: The server's clock against this one.
+        epoch: That of the current stream; 0 before the first welcome.
+        resumed: Whether the server still held the session's state at the last welcome.
+        draining: The server has announced its shutdown.
+        failure: Why the session cannot go on; None while it can.
+        client_state: What heartbeats say this client does; a `ClientState`.
+        busy_since_ns: Monotonic time since when it has been busy with one thing; 0 if it is not.
+
+    Raises:
+        InvalidRequestError: `client_id` is not one.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        method: str,
+        *,
+        request_type: type[RequestT],
+        response_type: type[ResponseT],
+        client_id: str,
+        on_message: Callable[[Reader[ResponseT]], None],
+        spec: EnvMeta | None = None,
+        prepare_hello: Callable[[RequestT], None] | None = None,
+        on_welcome: Callable[[Reader[ResponseT]], Awaitable[None]] | None = None,
+        on_failure: Callable[[RemoteError], None] | None = None,
+        welcome_timeout_s: float = _WELCOME_TIMEOUT_S,
+    ) -> None:
+        if not valid_client_id(client_id):
+            raise InvalidRequestError(
+                f"client id {client_id[:80]!r} does not match [A-Za-z0-9._-]{{1,64}}"
+            )
+        self.client_id = client_id
+        self.offset = ClockOffset()
+        self.epoch = 0
+        self.resumed = False
+        self.draining = False
+        self.failure: RemoteError | None = None
+        self.client_state: int = CLIENT_STATE_RUNNING
+        self.busy_since_ns = 0
+        self._channel = channel
+        self._method = method
+        self._request_type = request_type
+        self._response_type = response_type
+        self._spec = spec
+        self._prepare_hello = prepare_hello
+        self._on_welcome = on_welcome
+        self._on_message = on_message
+        self._on_failure = on_failure
+        self._welcome_timeout_s = welcome_timeout_s
+        self._start_call = channel.stream_stream(method)
+        self._limits = Limits(max_bytes=channel.rpc.max_message_bytes)
+        self._token = ""
+        self._stream: _Stream | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._welcomed = asyncio.Event()
+        self._last_error: RemoteError | None = None
+
+    @property
+    def peer(self) -> str:
+        """Address of the server."""
+        return self._channel.address
+
+    @property
+    def connected(self) -> bool:
+        """Whether a stream is open and welcomed."""
+        return self._stream is not None
+
+    async def start(self, timeout_s: float) -> None:
+        """Connects; returns after the first welcome.
+
+        A server that is not there yet, or still holds another client's session under this id, is
+        tried again until the time is up.
+
+        Args:
+            timeout_s: How long to try, in seconds.
+
+        Raises:
+            RemoteError: The server refused the session.
+            UnavailableError: No connection within the time; says why.
+        """
+        self._task = asyncio.create_task(self._run())
+        welcomed = asyncio.create_task(self._welcomed.wait())
+        await asyncio.wait({welcomed, self._task}, timeout=timeout_s, return_when="FIRST_COMPLETED")
+        if welcomed.done() and self.failure is None:
+            return
+        welcomed.cancel()
+        last = self._last_error
+        await self.close()
+        if self.failure is not None:
+            raise self.failure
+        if last is not None:
+            raise last
+        raise UnavailableError(f"no answer within {timeout_s:g} s", peer=self.peer)
+
+    async def close(self) -> None:
+        """Ends the session in order, waiting at most a second for the server. Safe to repeat."""
+        stream = self._stream
+        if stream is not None:
+            await stream.half_close()
+            if self._task is not None:
+                await asyncio.wait({self._task}, timeout=1.0)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def new_request(self) -> RequestT:
+        """Returns an empty request that carries the stamps of now."""
+        request = self._request_type()
+        stamp(request)
+        return request
+
+    async def send(self, data: bytes) -> bool:
+        """Sends one request after those that wait already.
+
+        While a welcome is being dealt with, it waits for that to end.
+
+        Args:
+            data: The encoded request.
+
+        Returns:
+            Whether gRPC took it. False if there is no stream, or it broke: then `on_welcome` has to
+            send it again.
+
+        Raises:
+            ResourceExhaustedError: It passes the cap of the session or of the transport.
+            RemoteError: The session has failed for good.
+        """
+        stream = self._stream
+        if stream is None:
+            if self.failure is not None:
+                raise self.failure
+            return False
+        if not stream.ready.is_set():
+            await stream.ready.wait()
+        return await self._write(stream, data)
+
+    async def send_now(self, data: bytes) -> bool:
+        """As `send`, for use inside `on_welcome`."""
+        return self._stream is not None and await self._write(self._stream, data)
+
+    async def _write(self, stream: _Stream, data: bytes) -> bool:
+        if len(data) > stream.cap:
+            transport = self._channel.rpc.max_message_bytes
+            raise ResourceExhaustedError(
+                status.too_large(
+                    len(data), stream.cap, self._method, session=stream.cap < transport
+                ),
+                peer=self.peer,
+                reason="MESSAGE_TOO_LARGE",
+            )
+        return await stream.write(data)
+
+    async def _run(self) -> None:
+        """Connects again and again, until closed or refused."""
+        rpc = self._channel.rpc
+        pause_ms = float(rpc.reconnect_initial_ms)
+        while True:
+            welcomes = self.epoch
+            try:
+                await self._connect_once()
+                return  # half-closed by this side
+            except _RETRIED as error:
+                self._last_error = error
+                logger.info("%s: %s; connecting again", self._method, error)
+            except RemoteError as error:
+                self._fail(error)
+                return
+            except Exception as error:
+                logger.exception("%s: a callback of the session raised", self._method)
+                self._fail(RemoteError(f"{type(error).__name__}: {error}", peer=self.peer))
+                return
+            if self.epoch != welcomes:
+                pause_ms = float(rpc.reconnect_initial_ms)
+            await asyncio.sleep(pause_ms / 1000)
+            pause_ms = min(pause_ms * 2, rpc.reconnect_max_ms)
+
+    def _fail(self, error: RemoteError) -> None:
+        logger.warning("%s: the session of %s ended: %s", self._method, self.client_id, error)
+        self.failure = error
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+    async def _connect_once(self) -> None:
+        """Holds one stream from hello to its end.
+
+        Raises:
+            RemoteError: The stream ended in any way but a half-close of this side.
+        """
+        stream = _Stream(self._start_call(), self._channel.rpc.max_message_bytes)
+        try:
+            reader = await self._greet(stream)
+            self._accept(stream, welcome_of(reader.message))
+            await self._hold(stream, reader)
+        finally:
+            self._stream = None
+            stream.close()
+            stream.ready.set()  # who waits in `send` learns there that the stream is over
+
+    async def _greet(self, stream: _Stream) -> Reader[ResponseT]:
+        request = self._request_type()
+        if self._prepare_hello is not None:
+            self._prepare_hello(request)
+        hello = hello_of(request)
+        hello.protocol_version = PROTOCOL_VERSION
+        hello.library_version = LIBRARY_VERSION
+        hello.client_id = self.client_id
+        hello.resume_token = self._token
+        hello.boot_id = boot_id()
+        writer = Writer()
+        if self._spec is not None:
+            fill_env_meta(hello.spec, self._spec, writer)
+        hello.SetInParent()
+        stamp(request)
+        read = asyncio.create_task(self._greeting(stream, writer.finish(request)))
+        try:
+            await asyncio.wait({read}, timeout=self._welcome_timeout_s)
+            if not read.done():
+                raise UnavailableError(
+                    f"no welcome within {self._welcome_timeout_s:g} s", peer=self.peer
+                )
+            reader = read.result()
+        finally:
+            if not read.done():
+                stream.close()
+                await asyncio.wait({read})
+        if reader is None or reader.message.WhichOneof("body") != "welcome":
+            raise InvalidRequestError(
+                "the server did not answer hello with welcome", peer=self.peer
+            )
+        return reader
+
+    async def _greeting(self, stream: _Stream, hello: bytes) -> Reader[ResponseT] | None:
+        await self._write(stream, hello)
+        return await self._read(stream)
+
+    def _accept(self, stream: _Stream, welcome: Welcome) -> None:
+        self._token = welcome.resume_token
+        self.epoch = welcome.epoch
+        self.resumed = welcome.resumed
+        self.draining = False
+        self._last_error = None
+        stream.cap = min(welcome.max_message_bytes or stream.cap, stream.cap)
+        stream.heartbeat_s = max(0.01, welcome.heartbeat_ms / 1000)
+        stream.lease_s = max(2 * stream.heartbeat_s, welcome.lease_ms / 1000)
+        stream.same_clock = bool(welcome.boot_id) and welcome.boot_id == boot_id()
+        self._stream = stream
+
+    async def _hold(self, stream: _Stream, welcome: Reader[ResponseT]) -> None:
+        self._measure(stream, welcome.message)
+        reading = asyncio.create_task(self._read_all(stream))
+        beating = asyncio.create_task(self._beat(stream))
+        greeting = asyncio.create_task(self._greeted(stream, welcome))
+        tasks = {reading, beating, greeting}
+        try:
+            waiting = set(tasks)
+            while reading in waiting:
+                done, waiting = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
+                for task in done:
+                    task.result()
+        finally:
+            stream.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _greeted(self, stream: _Stream, welcome: Reader[ResponseT]) -> None:
+        if self._on_welcome is not None:
+            await self._on_welcome(welcome)
+        stream.ready.set()
+        self._welcomed.set()
+
+    async def _read(self, stream: _Stream) -> Reader[ResponseT] | None:
+        try:
+            with status.remote_errors(peer=self.peer, method=self._method):
+                data: Any = await stream.call.read()
+        except asyncio.CancelledError:
+            if stream.lost is not None:
+                raise stream.lost from None
+            raise
+        if data is EOF:
+            return None
+        stream.heard_ns = time.monotonic_ns()
+        try:
+            return Reader(self._response_type, data, limits=self._limits)
+        except CodecError as error:
+            raise RemoteError(f"sent what cannot be decoded: {error}", peer=self.peer) from error
+
+    async def _read_all(self, stream: _Stream) -> None:
+        on_message = self._on_message
+        while (reader := await self._read(stream)) is not None:
+            message: Any = reader.message
+            self._measure(stream, message)
+            body = message.WhichOneof("body")
+            if body == "heartbeat":
+                continue
+            if body == "drain":
+                self.draining = True
+                logger.info(
+                    "%s: %s is shutting down: %s", self._method, self.peer, message.drain.reason
+                )
+                continue
+            on_message(reader)
+            # Whoever waited for this message goes first, before gRPC is asked for the next one.
+            await asyncio.sleep(0)
+        if not stream.half_closed:
+            raise UnavailableError("the server ended the stream", peer=self.peer)
+
+    def _measure(self, stream: _Stream, message: Any) -> None:
+        timing = message.timing
+        if timing.echo_sent_ns:
+            offset = self.offset
+            if timing.clock_id != offset.clock_id or stream.same_clock != offset.same_clock:
+                offset.set_peer(timing.clock_id, same_clock=stream.same_clock)
+            offset.update(timing.echo_sent_ns, timing.received_ns, timing.sent_ns, stream.heard_ns)
+
+    async def _beat(self, stream: _Stream) -> None:
+        """Sends heartbeats; ends the stream when the server falls silent."""
+        while True:
+            due_ns = time.monotonic_ns() + int(stream.heartbeat_s * 1e9)
+            await asyncio.sleep(stream.heartbeat_s)
+            now = time.monotonic_ns()
+            if now - due_ns > stream.lease_s * 0.25e9:
+                # This loop stood still, so what the server sent has not been read yet.
+                stream.heard_ns += now - due_ns
+            silence_s = (now - stream.heard_ns) / 1e9
+            if silence_s > stream.lease_s:
+                stream.lose(
+                    UnavailableError(f"nothing heard for {silence_s:.1f} s", peer=self.peer)
+                )
+                return
+            if stream.writing:
+                continue  # behind a write that waits for the server to read; silence tells the rest
+            request: Any = self.new_request()
+            request.heartbeat.state = self.client_state
+            request.heartbeat.busy_since_ns = self.busy_since_ns
+            request.heartbeat.SetInParent()
+            await stream.write(request.SerializeToString())
+
+
+class _Stream:
+    """One call and what was agreed for it."""
+
+    def __init__(self, call: Any, cap: int) -> None:
+        self.call = call
+        self.cap = cap
+        self.heartbeat_s = 1.0
+        self.lease_s = 10.0
+        self.same_clock = False
+        self.heard_ns = time.monotonic_ns()
+        self.ready = asyncio.Event()
+        self.half_closed = False
+        self.lost: RemoteError | None = None
+        self._lock = asyncio.Lock()
+        self._closed = False
+        self._given_up = False
+
+    @property
+    def writing(self) -> bool:
+        """Whether a write is on its way, or waits."""
+        return self._lock.locked()
+
+    async def write(self, data: bytes) -> bool:
+        """Writes one message; False once the stream is broken."""
+        async with self._lock:  # gRPC allows one write at a time
+            if self._closed or self.half_closed:
+                return False
+            try:
+                await self.call.write(data)
+            except _BROKEN:
+                return False  # the reader gets the reason
+            except asyncio.CancelledError:
+                if not _own_cancellation(self._given_up):
+                    return False
+                # The write goes on inside gRPC, and a second one beside it would be an error there.
+                self.lose(UnavailableError("a write was interrupted"))
+                raise
+            return True
+
+    def lose(self, error: RemoteError) -> None:
+        """Gives the stream up; its reader raises `error`."""
+        if self.lost is None:
+            self.lost = error
+        self._given_up = True
+        self.call.cancel()
+
+    async def half_close(self) -> None:
+        """Tells the server that nothing more comes."""
+        self.half_closed = True
+        try:
+            await asyncio.wait({asyncio.ensure_future(self._done_writing())}, timeout=1.0)
+        finally:
+            self._closed = True
+
+    async def _done_writing(self) -> None:
+        async with self._lock:
+            with contextlib.suppress(*_BROKEN):  # over already
+                await self.call.done_writing()
+
+    def close(self) -> None:
+        """Cancels the call; one that is only dropped is never collected."""
+        self._closed = True
+        self._given_up = True
+        self.call.cancel()
+
+
+def _own_cancellation(given_up: bool) -> bool:
+    """Tells whether a CancelledError is meant for this task, rather than for the call it awaits."""
+    task = asyncio.current_task()
+    cancelling = getattr(task, "cancelling", None)  # Python >= 3.11
+    return cancelling() > 0 if cancelling is not None else not given_up

@@ -1,0 +1,191 @@
+"""The main function of a service's process."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import logging
+import os
+import select
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rlightning.rpc.loop import close_loop
+from rlightning.rpc.running import serve
+from rlightning.rpc.service import Service
+from rlightning.utils.config.rpc import ListenConfig, RpcConfig
+
+logger = logging.getLogger(__name__)
+
+EXIT_STUCK = 70
+"""Exit status of a process that did not stop within its grace period."""
+EXIT_NOW = 75
+"""Exit status of a process that was told twice to stop."""
+
+# What the steps of a stop may need beyond the grace period before the process is taken for stuck.
+_MARGIN_S = 2.0
+
+
+def run_server(
+    make_service: Callable[[], Service],
+    *,
+    listen: Sequence[ListenConfig] = (ListenConfig(),),
+    rpc: RpcConfig | None = None,
+    reflection: bool = False,
+    grace_s: float = 10.0,
+    announce: Path | None = None,
+    name: str = "server",
+) -> int:
+    """Runs a service until SIGTERM or SIGINT; call it in the main thread, as the last thing.
+
+    A signal drains the service and stops it within `grace_s`; a second one ends the process now. So
+    does a thread of its own, two seconds after the end of the grace period.
+
+    Args:
+        make_service: Makes the service, inside the event loop.
+        listen: Where to listen.
+        rpc: Limits and times; default: those of `RpcConfig`.
+        reflection: Let clients ask which RPCs there are.
+        grace_s: Seconds for drain and stop.
+        announce: File that is written as soon as the ports are bound: JSON with `service`,
+            `address`, `addresses` and `pid`.
+        name: Name of the service in logs and in the announcement.
+
+    Returns:
+        Exit status: 0 after an orderly stop, 1 if the service did not start or could not go on.
+
+    Raises:
+        ConfigError: A listener is not allowed, its port is taken, or a file it names is unusable.
+    """
+    loop = _new_loop()
+    try:
+        with _Signals(loop, grace_s) as signals:
+            return loop.run_until_complete(
+                _main(
+                    make_service,
+                    signals,
+                    listen=listen,
+                    rpc=rpc or RpcConfig(),
+                    reflection=reflection,
+                    grace_s=grace_s,
+                    announce=announce,
+                    name=name,
+                )
+            )
+    finally:
+        close_loop(loop)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Makes the loop of a server: uvloop's where it is installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+async def _main(
+    make_service: Callable[[], Service],
+    signals: _Signals,
+    *,
+    listen: Sequence[ListenConfig],
+    rpc: RpcConfig,
+    reflection: bool,
+    grace_s: float,
+    announce: Path | None,
+    name: str,
+) -> int:
+    service = make_service()
+    server = await serve(service, listen=listen, rpc=rpc, reflection=reflection)
+    logger.info("%s listens on %s", name, ", ".join(server.addresses))
+    if announce is not None:
+        _announce(announce, name, server.addresses)
+    ready = asyncio.ensure_future(server.ready())
+    told = asyncio.ensure_future(signals.told.wait())
+    await asyncio.wait({ready, told}, return_when=asyncio.FIRST_COMPLETED)
+    failure, what = ready.exception() if ready.done() else None, "did not start"
+    if failure is None:
+        broken: asyncio.Future[Any] = getattr(service, "failure", None) or asyncio.Future()
+        endings: set[asyncio.Future[Any]] = {told, broken}
+        await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        failure, what = broken.exception() if broken.done() else None, "cannot go on"
+    if failure is None:
+        logger.info("%s stops", name)
+    else:
+        logger.error(
+            "%s %s: %s",
+            name,
+            what,
+            failure,
+            exc_info=failure if logger.isEnabledFor(logging.DEBUG) else None,
+        )
+        told.cancel()
+    await server.stop(grace_s=grace_s)
+    await asyncio.gather(ready, told, return_exceptions=True)
+    return 0 if failure is None else 1
+
+
+def _announce(path: Path, name: str, addresses: list[str]) -> None:
+    """Writes the file at once or not at all, for who polls it."""
+    content = {
+        "service": name,
+        "address": addresses[0],
+        "addresses": addresses,
+        "pid": os.getpid(),
+    }
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    with os.fdopen(handle, "w") as file:
+        json.dump(content, file)
+    Path(temporary).replace(path)
+
+
+class _Signals:
+    """Turns SIGTERM and SIGINT into an event, with a thread that ends a process that hangs.
+
+    The handlers only write to a pipe, which the thread reads: so even a process whose event loop is
+    blocked gets the grace period and no more.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
+        self.told = asyncio.Event()
+        self._loop = loop
+        self._patience_s = grace_s + _MARGIN_S
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> _Signals:
+        threading.Thread(target=self._watch, name="rlightning-signals", daemon=True).start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.told.is_set():  # else the thread goes on until the process has ended
+            for number, handler in self._before.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]
+            os.close(self._write)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        os.write(self._write, b"\0")
+
+    def _watch(self) -> None:
+        if not os.read(self._read, 1):
+            os.close(self._read)
+            return
+        self._loop.call_soon_threadsafe(self.told.set)
+        again, _, _ = select.select([self._read], [], [], self._patience_s)
+        if again:
+            logger.error("told twice to stop: ending now")
+            os._exit(EXIT_NOW)
+        logger.critical("not stopped after %.0f s: ending now", self._patience_s)
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(EXIT_STUCK)

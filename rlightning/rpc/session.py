@@ -1,0 +1,288 @@
+"""The server's side of a session: hello, welcome, lease, epochs, caps, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from rlightning.errors import (
+    InvalidRequestError,
+    PreconditionError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from rlightning.latency import boot_id
+from rlightning.rpc import status
+from rlightning.rpc.handlers import EOF, Context, MethodHandler
+from rlightning.rpc.protocol import (
+    LIBRARY_VERSION,
+    PROTOCOL_VERSION,
+    Arrival,
+    arrival_of,
+    check_hello,
+    hello_of,
+    stamp,
+    welcome_of,
+)
+from rlightning.rpc.registry import SessionRegistry
+from rlightning.rpc.spec import session_cap
+from rlightning.rpc.stream import Session, Stream
+from rlightning.utils.config.rpc import RpcConfig
+from rlightning.v1 import space_pb2
+from rlightning.v1.session_pb2 import Heartbeat
+from rlightning.wire import Limits, Reader, Writer, fill_env_meta, read_env_meta
+
+__all__ = ["Session", "SessionHandler", "SessionMethod", "SessionRegistry", "run_session"]
+
+logger = logging.getLogger(__name__)
+
+_AFTERMATH_S = 0.02
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+class SessionHandler(ABC, Generic[RequestT, ResponseT]):
+    """What a service does with the sessions of one method.
+
+    The callbacks of one session never run at the same time, and every `on_open` that returned is
+    followed by one `on_close`. Raising ends the stream with the error's status, and for all but
+    UNAVAILABLE the session too.
+
+    Attributes:
+        request_type: Message of the client; has `hello`, `heartbeat` and others in a oneof `body`.
+        response_type: Message of the server; has `welcome`, `heartbeat`, `drain` and others.
+    """
+
+    request_type: type[RequestT]
+    response_type: type[ResponseT]
+
+    @abstractmethod
+    async def on_open(self, session: Session, reader: Reader[RequestT]) -> ResponseT:
+        """Accepts a stream of a new or resumed session.
+
+        `session.resumed` tells whether `session.state` is that of an earlier stream; answers that
+        were sent and not received then are for this method, or the client's repeated requests, to
+        bring back.
+
+        Args:
+            session: The session; `spec` is that of the hello.
+            reader: The hello.
+
+        Returns:
+            The welcome with the method's own fields set; the session's are filled in afterwards.
+
+        Raises:
+            RLightningError: The client is refused with the status of the error.
+        """
+
+    @abstractmethod
+    async def on_message(self, session: Session, reader: Reader[RequestT]) -> None:
+        """Takes a message other than a heartbeat.
+
+        The next one is read when this returns, and heartbeats wait too: slow work belongs into a
+        task. `session.arrival` holds the stamps of this message until the first `await`.
+
+        Args:
+            session: The session.
+            reader: The message; arrays read from it are views that must not be kept.
+        """
+
+    async def on_close(self, session: Session, *, resumable: bool) -> None:
+        """Takes note that a stream ended.
+
+        Args:
+            session: The session.
+            resumable: The client may still come back to `session.state`; if it does not within the
+                resume window, this is called once more with False.
+        """
+
+    def message_cap(self, spec: space_pb2.EnvMeta, rpc: RpcConfig) -> int:
+        """Returns the largest message in bytes that a session with this spec may send."""
+        return session_cap(spec, rpc)
+
+
+async def run_session(
+    context: Context, registry: SessionRegistry, handler: SessionHandler[Any, Any]
+) -> None:
+    """Drives one stream from its hello to its end.
+
+    Args:
+        context: The call; its messages are bytes.
+        registry: The sessions of the method.
+        handler: What the service does with them.
+    """
+    stream = Stream(context, handler)
+    registry.add(stream)
+    error: Exception | None = None
+    try:
+        await _Conversation(stream, registry).run()
+    except asyncio.CancelledError:
+        if stream.error is None:  # the peer has gone
+            raise
+        error = stream.error
+    except Exception as raised:
+        error = raised
+    finally:
+        await registry.remove(stream, error)
+    if error is None:
+        return
+    if stream.stuck:
+        # gRPC sends no status past a write that waits for the peer to read. The session is over all
+        # the same, and the peer's own lease ends the call: then this task is cancelled.
+        await asyncio.sleep(registry.rpc.lease_s)
+    await status.abort(context, error)
+
+
+class SessionMethod(MethodHandler):
+    """The gRPC handler of a method that holds sessions; the server drains them at its end.
+
+    Args:
+        registry: The sessions of the method.
+        handler: What the service does with them.
+    """
+
+    def __init__(self, registry: SessionRegistry, handler: SessionHandler[Any, Any]) -> None:
+        async def handle(requests: object, context: Context) -> None:
+            await run_session(context, registry, handler)
+
+        super().__init__("stream_stream", handle)
+        self.registry = registry
+
+
+class _Conversation:
+    """One stream, from hello to half-close."""
+
+    def __init__(self, stream: Stream, registry: SessionRegistry) -> None:
+        self._stream = stream
+        self._registry = registry
+        self._handler = stream.handler
+        self._rpc = registry.rpc
+        self._method = registry.method
+        self._cap = registry.rpc.max_message_bytes
+        self._limits = Limits(max_bytes=self._cap)
+
+    async def run(self) -> None:
+        """Returns when the client has half-closed.
+
+        Raises:
+            RLightningError: The stream ends with the status of this error.
+        """
+        first = await self._read()
+        if first is None:
+            return
+        if first.message.WhichOneof("body") != "hello":
+            raise InvalidRequestError("the first message of a stream must be hello")
+        session = await self._open(first)
+        epochs = _bodies_with_epoch(self._handler.request_type)
+        handler, stream, epoch = self._handler, self._stream, session.epoch
+        while (reader := await self._read()) is not None:
+            message = reader.message
+            session.arrival = arrival_of(message)
+            body = message.WhichOneof("body")
+            if body == "heartbeat":
+                await self._answer_heartbeat(session, message.heartbeat, session.arrival)
+                continue
+            if body is None or body == "hello":
+                raise InvalidRequestError(f"a message with {body or 'no body'} after hello")
+            if body in epochs and getattr(message, body).epoch != epoch:
+                raise PreconditionError(
+                    f"epoch {getattr(message, body).epoch} is not that of this stream, {epoch}",
+                    reason="EPOCH",
+                )
+            stream.busy = True
+            await handler.on_message(session, reader)
+            stream.busy = False
+            stream.heard_ns = time.monotonic_ns()
+        # A broken connection looks like a half-close at first: gRPC ends the read, and cancels this
+        # task right afterwards.
+        await asyncio.sleep(_AFTERMATH_S)
+        stream.half_closed = True
+
+    async def _read(self) -> Reader[Any] | None:
+        data: Any = await self._stream.context.read()
+        if data is EOF:
+            return None
+        self._stream.heard_ns = time.monotonic_ns()
+        if len(data) > self._cap:
+            raise ResourceExhaustedError(
+                status.too_large(
+                    len(data),
+                    self._cap,
+                    self._method,
+                    session=self._cap < self._rpc.max_message_bytes,
+                ),
+                reason="MESSAGE_TOO_LARGE",
+            )
+        return Reader(self._handler.request_type, data, limits=self._limits)
+
+    async def _open(self, reader: Reader[Any]) -> Session:
+        stream, rpc = self._stream, self._rpc
+        hello = hello_of(reader.message)
+        arrival = arrival_of(reader.message)
+        check_hello(hello)
+        spec = read_env_meta(hello.spec, reader) if hello.HasField("spec") else None
+        session = self._registry.claim(hello, stream)
+        stream.busy = True
+        await self._registry.wait_previous(stream)
+        session.spec = spec
+        session.peer = stream.context.peer()
+        response = await self._handler.on_open(session, reader)
+        stream.opened = True
+        self._cap = min(self._handler.message_cap(hello.spec, rpc), rpc.max_message_bytes)
+        welcome = welcome_of(response)
+        welcome.session_id = session.id
+        welcome.resume_token = session.token
+        welcome.epoch = session.epoch
+        welcome.resumed = session.resumed
+        welcome.max_message_bytes = self._cap
+        welcome.heartbeat_ms = int(rpc.heartbeat_s * 1000)
+        welcome.lease_ms = int(rpc.lease_s * 1000)
+        welcome.resume_window_ms = int(rpc.resume_window_s * 1000)
+        welcome.library_version = LIBRARY_VERSION
+        welcome.protocol_version = PROTOCOL_VERSION
+        welcome.boot_id = boot_id()
+        writer = Writer()
+        if spec is not None:
+            fill_env_meta(welcome.spec, spec, writer)
+        stamp(response, arrival)
+        await stream.write(writer.finish(response))
+        # Only now, so that nothing can overtake the welcome.
+        session.attach(stream)
+        stream.busy = False
+        stream.heard_ns = time.monotonic_ns()
+        logger.info(
+            "%s: client %s %s session %s, epoch %d",
+            self._method,
+            session.client_id,
+            "resumed" if session.resumed else "opened",
+            session.id,
+            session.epoch,
+        )
+        return session
+
+    async def _answer_heartbeat(
+        self, session: Session, heartbeat: Heartbeat, arrival: Arrival
+    ) -> None:
+        session.client_state = heartbeat.state
+        session.busy_since_ns = heartbeat.busy_since_ns
+        response = self._handler.response_type()
+        response.heartbeat.CopyFrom(heartbeat)
+        stamp(response, arrival)
+        if not await self._stream.write(response.SerializeToString()):
+            raise UnavailableError("the stream broke")
+
+
+def _bodies_with_epoch(request_type: type[Message]) -> frozenset[str]:
+    """Names the bodies of a request that carry the session's epoch."""
+    body = request_type.DESCRIPTOR.oneofs_by_name["body"]
+    return frozenset(
+        field.name
+        for field in body.fields
+        if field.message_type is not None and "epoch" in field.message_type.fields_by_name
+    )

@@ -1,0 +1,174 @@
+"""The env that a client declares: is it the expected one, and how large are its messages?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rlightning.errors import PreconditionError
+from rlightning.types import EnvMeta
+from rlightning.utils.config.rpc import RpcConfig
+from rlightning.v1 import space_pb2, tensor_pb2
+
+_ITEM_BYTES = {
+    tensor_pb2.DTYPE_INT16: 2,
+    tensor_pb2.DTYPE_UINT16: 2,
+    tensor_pb2.DTYPE_FLOAT16: 2,
+    tensor_pb2.DTYPE_BFLOAT16: 2,
+    tensor_pb2.DTYPE_INT32: 4,
+    tensor_pb2.DTYPE_UINT32: 4,
+    tensor_pb2.DTYPE_FLOAT32: 4,
+    tensor_pb2.DTYPE_INT64: 8,
+    tensor_pb2.DTYPE_UINT64: 8,
+    tensor_pb2.DTYPE_FLOAT64: 8,
+    tensor_pb2.DTYPE_COMPLEX64: 8,
+    tensor_pb2.DTYPE_COMPLEX128: 16,
+}
+
+
+def session_cap(spec: space_pb2.EnvMeta, rpc: RpcConfig) -> int:
+    """Returns the largest message in bytes that a session with this spec needs to send.
+
+    Two observations per row, since an episode's last one travels beside the next one's first, one
+    action per row, and `info_budget_bytes` for the rest. Text, sequences and graphs count with the
+    `max_bytes` of their space, and are part of that rest where it is not set. A spec without spaces
+    gets the transport cap.
+    """
+    observations = [spec.observation_space] if spec.HasField("observation_space") else []
+    observations += [entry.space for entry in spec.agent_observation_spaces.entries]
+    actions = [spec.action_space] if spec.HasField("action_space") else []
+    actions += [entry.space for entry in spec.agent_action_spaces.entries]
+    if not observations:
+        return rpc.max_message_bytes
+    rows = max(1, spec.num_envs)
+    row_bytes = 2 * sum(map(space_bytes, observations)) + sum(map(space_bytes, actions))
+    return min(rows * row_bytes + rpc.info_budget_bytes, rpc.max_message_bytes)
+
+
+def space_bytes(space: space_pb2.Space) -> int:
+    """Returns the size in bytes of the largest value of a space; 0 where nothing bounds it."""
+    if space.max_bytes > 0:
+        return space.max_bytes
+    kind = space.WhichOneof("kind")
+    if kind == "box":
+        return _elements(space.box.shape) * _ITEM_BYTES.get(space.box.dtype, 1)
+    if kind == "discrete":
+        return 8
+    if kind == "multi_binary":
+        return _elements(space.multi_binary.shape)
+    if kind == "multi_discrete":
+        dtype = space.multi_discrete.dtype
+        return _elements(space.multi_discrete.nvec.shape) * _ITEM_BYTES.get(dtype, 1)
+    if kind == "text":
+        return 4 * max(0, space.text.max_length)  # UTF-8
+    if kind == "dict":
+        return sum(space_bytes(entry.space) for entry in space.dict.entries)
+    if kind == "tuple":
+        return sum(map(space_bytes, space.tuple.spaces))
+    if kind == "one_of":
+        return 8 + max(map(space_bytes, space.one_of.spaces), default=0)
+    return 0
+
+
+def _elements(shape: Any) -> int:
+    return math.prod(max(0, length) for length in shape)
+
+
+def check_spec(expected: EnvMeta, got: EnvMeta) -> None:
+    """Checks that a client's env is the one that a server was made for.
+
+    Compares the spaces and the number of rows; what `expected` leaves open, and the env id, may be
+    anything.
+
+    Raises:
+        PreconditionError: They differ; the message names each field with both values.
+    """
+    differences = list(diff_spec(expected, got))
+    if differences:
+        raise PreconditionError("the env differs: " + "; ".join(differences), reason="SPEC")
+
+
+def diff_spec(expected: EnvMeta, got: EnvMeta) -> Iterator[str]:
+    """Yields one line `field: expected X, got Y` for each field in which two envs differ."""
+    for name in ("observation_space", "action_space"):
+        want = getattr(expected, name)
+        if want is not None:
+            yield from _diff(name, want, getattr(got, name))
+    if expected.num_envs is not None and expected.num_envs != got.num_envs:
+        yield _line("num_envs", expected.num_envs, got.num_envs)
+
+
+def _diff(path: str, expected: Any, got: Any) -> Iterator[str]:
+    if isinstance(expected, Mapping) and isinstance(got, Mapping):  # also spaces.Dict
+        theirs = set(got)  # `key in space` would ask whether the space contains the key as a value
+        for key in expected:
+            if key in theirs:
+                yield from _diff(f"{path}[{key!r}]", expected[key], got[key])
+            else:
+                yield f"{path}[{key!r}]: missing"
+        extra = theirs.difference(expected)
+        yield from (f"{path}[{key!r}]: not expected" for key in got if key in extra)
+    elif type(expected) is not type(got):
+        yield _line(path, _kind(expected), _kind(got))
+    elif isinstance(expected, spaces.Tuple | spaces.OneOf):
+        if len(expected.spaces) != len(got.spaces):
+            yield _line(f"{path}.length", len(expected.spaces), len(got.spaces))
+        for index, pair in enumerate(zip(expected.spaces, got.spaces, strict=False)):
+            yield from _diff(f"{path}[{index}]", *pair)
+    elif isinstance(expected, spaces.Sequence):
+        yield from _diff(f"{path}.feature_space", expected.feature_space, got.feature_space)
+        if expected.stack != got.stack:
+            yield _line(f"{path}.stack", expected.stack, got.stack)
+    elif isinstance(expected, spaces.Graph):
+        yield from _diff(f"{path}.node_space", expected.node_space, got.node_space)
+        yield from _diff(f"{path}.edge_space", expected.edge_space, got.edge_space)
+    elif expected != got:
+        yield from _diff_leaf(path, expected, got)
+
+
+_LEAF_FIELDS = (
+    "shape",
+    "dtype",
+    "low",
+    "high",
+    "n",
+    "nvec",
+    "start",
+    "min_length",
+    "max_length",
+    "characters",
+)
+
+
+def _diff_leaf(path: str, expected: Any, got: Any) -> Iterator[str]:
+    found = False
+    for name in _LEAF_FIELDS:
+        want, have = getattr(expected, name, None), getattr(got, name, None)
+        if not np.array_equal(np.asarray(want), np.asarray(have)):
+            found = True
+            yield _line(f"{path}.{name}", want, have)
+            if name == "shape":  # everything else follows from that
+                return
+    if not found:
+        yield _line(path, expected, got)
+
+
+def _kind(space: Any) -> str:
+    return "none" if space is None else type(space).__name__
+
+
+def _line(path: str, expected: Any, got: Any) -> str:
+    return f"{path}: expected {_short(expected)}, got {_short(got)}"
+
+
+def _short(value: Any) -> str:
+    """Returns a value in few characters: long arrays by their range."""
+    if isinstance(value, np.ndarray) and value.size > 8:
+        return f"{value.dtype} from {value.min()} to {value.max()}"
+    text = " ".join(str(value).split()) if isinstance(value, np.ndarray | gym.Space) else str(value)
+    return text if len(text) <= 120 else text[:117] + "..."

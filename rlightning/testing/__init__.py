@@ -1,0 +1,18 @@
+"""What tests of this library, and of what is built on it, are made with."""
+
+from __future__ import annotations
+
+from rlightning.testing.failpoints import FailpointError, armed, failpoint
+from rlightning.testing.processes import ServerProcess
+from rlightning.testing.proxy import FaultProxy
+from rlightning.testing.waiting import assert_eventually, wait_until
+
+__all__ = [
+    "FailpointError",
+    "FaultProxy",
+    "ServerProcess",
+    "armed",
+    "assert_eventually",
+    "failpoint",
+    "wait_until",
+]

@@ -1,0 +1,46 @@
+"""Typed configuration: the sections of a config file, and how files become one."""
+
+from rlightning.utils.config.base import Config
+from rlightning.utils.config.config import (
+    BufferConfig,
+    ClusterConfig,
+    EnvConfig,
+    LearnerConfig,
+    LogConfig,
+    MainConfig,
+    PlacementConfig,
+    PolicyConfig,
+    SamplerConfig,
+    StorageConfig,
+    TrainConfig,
+    WeightBufferConfig,
+)
+from rlightning.utils.config.diff import diff_configs
+from rlightning.utils.config.load import load_config
+from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfig, TlsConfig
+from rlightning.utils.config.services import EnvServiceConfig, ServiceConfig, ServicesConfig
+
+__all__ = [
+    "BufferConfig",
+    "ClientAuthConfig",
+    "ClusterConfig",
+    "Config",
+    "EnvConfig",
+    "EnvServiceConfig",
+    "LearnerConfig",
+    "ListenConfig",
+    "LogConfig",
+    "MainConfig",
+    "PlacementConfig",
+    "PolicyConfig",
+    "RpcConfig",
+    "SamplerConfig",
+    "ServiceConfig",
+    "ServicesConfig",
+    "StorageConfig",
+    "TlsConfig",
+    "TrainConfig",
+    "WeightBufferConfig",
+    "diff_configs",
+    "load_config",
+]

@@ -1,0 +1,411 @@
+"""The sections of a config file under their documented names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
+
+from rlightning.utils.config.base import Config
+from rlightning.utils.config.services import ServicesConfig
+
+# Backends whose adapter hosts many sub-envs in one env, and those that host exactly one.
+VECTORISED_BACKENDS = frozenset(
+    {
+        "ale",
+        "gymnasium",
+        "isaac_manager_based",
+        "isaac_marl",
+        "libero",
+        "maniskill",
+        "mujoco",
+        "pettingzoo",
+    }
+)
+SCALAR_BACKENDS = frozenset({"env_server", "piper"})
+
+_CONTROL_MODES = {
+    "google_robot_static": (
+        "arm_pd_ee_delta_pose_align_interpolate_by_planner"
+        "_gripper_pd_joint_pos_interpolate_by_planner"
+    ),
+    "widowx": "arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos",
+}
+
+
+class SamplerConfig(Config):
+    """How a buffer chooses what to sample.
+
+    Attributes:
+        type: `all` in order, `batch` at random without replacement, `uniform` with replacement.
+        seed: Seed of the choice; None draws one.
+    """
+
+    type: Literal["all", "batch", "uniform"]
+    seed: int | None = None
+
+
+class StorageConfig(Config):
+    """Where and how a buffer keeps its rows.
+
+    Attributes:
+        mode: `circular` overwrites the oldest when full, `fixed` refuses more.
+        type: `unified` is one storage, `sharded` several.
+        unit: What capacity and sampling count.
+        device: Device of the columns; sharded storage is on the CPU.
+    """
+
+    mode: Literal["circular", "fixed"] = "circular"
+    type: Literal["unified", "sharded"] = "unified"
+    unit: Literal["transition", "episode"] = "transition"
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    @model_validator(mode="after")
+    def check_device(self) -> Self:
+        """Refuses sharded storage on another device than the CPU."""
+        if self.type == "sharded" and self.device != "cpu":
+            raise ValueError(f"sharded storage needs device 'cpu', got '{self.device}'")
+        return self
+
+
+class BufferConfig(Config):
+    """Configuration of the data buffer.
+
+    Attributes:
+        type: `RolloutBuffer` hands each row to the learner once; `ReplayBuffer` samples it again
+            and again.
+        capacity: Rows that one storage holds, in `storage.unit`.
+        sampler: Default: `uniform` for a ReplayBuffer, `all` for a RolloutBuffer.
+        auto_truncate_episode: Close an episode whose rows end with a sample as truncated.
+        storage: Where and how rows are kept.
+        node_affinity_env: Keep the rows of an env on the shard of its node.
+        node_affinity_train: Give a train worker the shards of its node.
+        rollout_length: Steps of every sub-env in one rollout batch (the T of [T, N]).
+        max_rollouts: Complete rollouts that may wait for the learner; inserts wait when there are
+            more.
+        producer_timeout_s: Seconds without an insert after which the learner is told which producer
+            is silent.
+    """
+
+    type: Literal["ReplayBuffer", "RolloutBuffer"]
+    capacity: int
+    sampler: SamplerConfig | None = None
+    auto_truncate_episode: bool = False
+    storage: StorageConfig = Field(default_factory=StorageConfig)
+    node_affinity_env: bool = False
+    node_affinity_train: bool = False
+    rollout_length: int = Field(default=32, ge=1)
+    max_rollouts: int = Field(default=2, ge=1)
+    producer_timeout_s: float = Field(default=60.0, gt=0)
+
+    @model_validator(mode="after")
+    def setup_default_sampler(self) -> Self:
+        """Chooses the sampler that fits the type when none was given."""
+        if self.sampler is None:
+            self.sampler = SamplerConfig(type="uniform" if self.type == "ReplayBuffer" else "all")
+        return self
+
+
+class EnvConfig(Config):
+    """Configuration of one kind of env.
+
+    Attributes:
+        name: What to call it in logs.
+        backend: Adapter that hosts it, such as `gymnasium`, or `module:Class` of a `BaseEnv`.
+        task: What the adapter shall make; for gymnasium the env's id, `module:Id` imports `module`
+            first.
+        num_workers: Env workers, each with `num_envs` sub-envs.
+        num_envs: Sub-envs in one worker.
+        max_episode_steps: Steps after which an episode is truncated; None: the env's own limit.
+        num_cpus: CPUs of a remote worker.
+        num_gpus: GPUs of a remote worker.
+        env_kwargs: Arguments of the env.
+        init_params: Arguments of the simulator, where the adapter has them.
+        evaluate_cfg: Values of this section that evaluation uses instead.
+        policy_setup: Robot of a ManiSkill task; it decides `init_params.control_mode`.
+        seed: Seed of the first reset; None draws one.
+        info_keys: What of an env's info goes on to policy and buffer.
+    """
+
+    name: str
+    backend: str
+    task: str
+    num_workers: int = Field(default=1, ge=1)
+    num_envs: int = Field(default=1, ge=1)
+    max_episode_steps: int | None = Field(default=None, ge=1)
+    num_cpus: int = 1
+    num_gpus: float = 0.0
+    env_kwargs: Config = Field(default_factory=Config)
+    init_params: Config | None = None
+    evaluate_cfg: Config | None = None
+    policy_setup: str = "widowx"
+    seed: int | None = None
+    info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
+
+    @model_validator(mode="after")
+    def check_backend(self) -> Self:
+        """Warns about a backend that this library does not know, which may be a user's own."""
+        if ":" not in self.backend and self.backend not in VECTORISED_BACKENDS | SCALAR_BACKENDS:
+            known = ", ".join(sorted(VECTORISED_BACKENDS | SCALAR_BACKENDS))
+            warnings.warn(
+                f"unknown env backend '{self.backend}'; known: {known}", UserWarning, stacklevel=2
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_num_envs(self) -> Self:
+        """Refuses several sub-envs where the adapter hosts exactly one."""
+        if self.num_envs > 1 and self.backend in SCALAR_BACKENDS:
+            raise ValueError(
+                "Vectorized environments are only supported by backends "
+                f"{', '.join(sorted(VECTORISED_BACKENDS))}; '{self.backend}' needs num_envs 1, "
+                f"got {self.num_envs}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def set_control_mode(self) -> Self:
+        """Sets the control mode of the two known ManiSkill setups."""
+        if "maniskill" in self.backend and self.init_params is not None:
+            for setup, control_mode in _CONTROL_MODES.items():
+                if setup in self.policy_setup:
+                    self.init_params.control_mode = control_mode  # type: ignore[attr-defined]
+                    break
+        return self
+
+
+class WeightBufferConfig(Config):
+    """Where weights wait before they are used; read so that documented files load."""
+
+    type: Literal["WeightBuffer", "CPUWeightBuffer", "ShardedWeightBuffer"] = "WeightBuffer"
+    buffer_strategy: Literal["None", "Double", "Shared", "Sharded"] = "Double"
+
+    @model_validator(mode="after")
+    def check_strategy(self) -> Self:
+        """Refuses a strategy that its buffer type does not offer."""
+        needed = {"Shared": "CPUWeightBuffer", "Sharded": "ShardedWeightBuffer"}.get(
+            self.buffer_strategy
+        )
+        if needed is not None and self.type != needed:
+            raise ValueError(f"buffer_strategy '{self.buffer_strategy}' needs type '{needed}'")
+        return self
+
+
+class PolicyConfig(Config):
+    """Configuration of the policy and of the server that runs it.
+
+    Attributes:
+        type: `actor_critic`, a name registered in `POLICY`, or `module:Class`.
+        backend: Documented; no effect on the policies of this library.
+        train_num_gpus: GPUs of the learner.
+        eval_num_gpus: GPUs of one policy server.
+        model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
+            the activation.
+        optim_cfg: Arguments of the optimizer.
+        rollout_mode: Whether `rollout_step` is a coroutine.
+        router_type: How work is spread over several policies.
+        weight_buffer: Where weights wait before they are used.
+        policy_kwargs: Arguments of a `module:Class`.
+        initial_weights: `random` acts with fresh weights until the first publish; `none` waits
+            for it.
+        state_dir: Directory in which published weights outlive the process; None keeps none.
+        device: `auto` takes CUDA when there is one; else a torch device.
+        max_batch_rows: Rows in one inference at most.
+        max_wait_us: Microseconds that the oldest row may wait for others to join its batch.
+        inline_below_us: On the CPU, batches whose inference is known to take less than this run on the
+            event loop, which saves two thread switches; 0: none do.
+        queue_rows: Rows that may wait for inference; more are refused.
+        max_weights_bytes: Size that published weights may have.
+        torch_threads: Threads of torch in the policy server.
+        seed: Seed of the weights and of sampled actions; None draws one.
+    """
+
+    type: str = "actor_critic"
+    backend: str = "torch"
+    train_num_gpus: float = 1.0
+    eval_num_gpus: float = 1.0
+    model_cfg: Config = Field(default_factory=lambda: Config(hidden=[64, 64], activation="tanh"))
+    optim_cfg: Config = Field(default_factory=Config)
+    rollout_mode: Literal["sync", "async"] = "sync"
+    router_type: Literal["simple", "node_affinity"] = "simple"
+    weight_buffer: WeightBufferConfig = Field(default_factory=WeightBufferConfig)
+    policy_kwargs: Config = Field(default_factory=Config)
+    initial_weights: Literal["random", "none"] = "random"
+    state_dir: str | None = None
+    device: str = "auto"
+    max_batch_rows: int = Field(default=4096, ge=1)
+    max_wait_us: int = Field(default=0, ge=0)
+    inline_below_us: int = Field(default=200, ge=0)
+    queue_rows: int = Field(default=65536, ge=1)
+    max_weights_bytes: int = Field(default=4 * 2**30, ge=1)
+    torch_threads: int = Field(default=1, ge=1)
+    seed: int | None = None
+
+
+class TrainConfig(Config):
+    """How long and towards what to train.
+
+    Attributes:
+        max_env_steps: Env steps of the run; every row of every env counts.
+        target_return: Mean return at which the run has succeeded and ends; None: run to the last
+            step.
+        target_episodes: Finished episodes over which the mean return is taken.
+        seed: Root of every seed of the run that the config leaves open.
+        lr: Learning rate.
+        batch_size: Transitions in one minibatch.
+        max_epochs: Rollout batches to learn from at most; -1: no limit.
+        max_rollout_steps: Documented; `buffer.rollout_length` decides here.
+        max_eval_rollout_steps: Documented; no effect on a training run here.
+        parallel: `ddp` trains on several devices.
+        eval_interval: Rollout batches between evaluations; -1: none.
+        save_interval: Rollout batches between checkpoints; -1: only the last.
+        save_dir: Directory of checkpoints; None: `checkpoints/` of the run.
+    """
+
+    max_env_steps: int = Field(default=1_000_000, ge=1)
+    target_return: float | None = None
+    target_episodes: int = Field(default=100, ge=1)
+    seed: int = Field(default=0, ge=0)
+    lr: float = Field(default=3e-4, gt=0)
+    batch_size: int = Field(default=64, ge=1)
+    max_epochs: int = -1
+    max_rollout_steps: int = -1
+    max_eval_rollout_steps: int = -1
+    parallel: Literal["ddp"] | None = None
+    eval_interval: int = -1
+    save_interval: int = -1
+    save_dir: str | None = None
+
+
+class LearnerConfig(Config):
+    """The algorithm and its hyperparameters.
+
+    Attributes:
+        algorithm: Which one.
+        gamma: Discount of the return.
+        gae_lambda: Mixing of n-step advantages.
+        clip_epsilon: Bound of the ratio between target and behaviour policy.
+        entropy_coeff: Weight of the entropy bonus.
+        critic_coeff: Weight of the value loss.
+        epochs: Passes over one rollout batch.
+        max_grad_norm: Bound of the gradient's norm.
+        anneal_lr: Let the learning rate fall to 0 over `train.max_env_steps`.
+        torch_threads: Threads of torch in the learner.
+    """
+
+    algorithm: Literal["ppo"] = "ppo"
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    clip_epsilon: float = Field(default=0.2, gt=0)
+    entropy_coeff: float = Field(default=0.0, ge=0)
+    critic_coeff: float = Field(default=0.5, ge=0)
+    epochs: int = Field(default=4, ge=1)
+    max_grad_norm: float = Field(default=0.5, gt=0)
+    anneal_lr: bool = False
+    torch_threads: int = Field(default=1, ge=1)
+
+
+class LogConfig(Config):
+    """What is written where.
+
+    Attributes:
+        level: Least important log lines to write.
+        backend: Where scalars go: `tensorboard` files in the run's folder, or nowhere.
+        project: Documented; names nothing here.
+        name: Name of the run: its folder is `<log_dir>/<name>/<n>`; None: the name of the first
+            env.
+        log_dir: Folder of all runs.
+        mode: Documented; no effect here.
+    """
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    backend: Literal["tensorboard", "none"] = "tensorboard"
+    project: str | None = None
+    name: str | None = None
+    log_dir: str = "runs"
+    mode: str | None = None
+
+    @field_validator("name")
+    @classmethod
+    def check_name(cls, name: str | None) -> str | None:
+        """Refuses a name that is not the name of one folder."""
+        if name is not None and (not name or name in {".", ".."} or "/" in name or "\0" in name):
+            raise ValueError(f"expected the name of a folder, got {name!r}")
+        return name
+
+
+class PlacementConfig(Config):
+    """Where components run; read so that documented files load."""
+
+    mode: Literal["auto", "manual"] = "auto"
+    strategy: Literal["default", "disaggregate", "colocate"] = "default"
+    env_strategy: Literal["default", "device-colocate"] = "default"
+
+
+class ClusterConfig(Config):
+    """Workers and placement of a Ray cluster; read so that documented files load."""
+
+    ray_address: str | None = None
+    placement: PlacementConfig = Field(default_factory=PlacementConfig)
+    train_worker_num: int = 1
+    eval_worker_num: int = 1
+    train_each_gpu_num: float = 1.0
+    eval_each_gpu_num: float = 1.0
+    buffer_worker_num: int | Literal["auto"] = 1
+    remote_train: bool = True
+    remote_eval: bool = True
+    remote_storage: bool = True
+    remote_env: bool = True
+    is_colocated: bool = False
+    enable_offload: bool = False
+    rollout_env_interaction: bool = False
+    resource_pool: Config = Field(default_factory=Config)
+
+
+class MainConfig(Config):
+    """A whole config file.
+
+    Attributes:
+        engine: Documented; this library's actor loop and learner run side by side.
+        env: The envs; one mapping stands for a list of one.
+        buffer: Default: a RolloutBuffer.
+        policy: The policy and its server.
+        train: How long and towards what to train.
+        learner: The algorithm.
+        log: What is written where.
+        services: Addresses, listeners and limits.
+        cluster: Documented; Ray clusters.
+        debug: Documented; `--debug` decides here.
+        verbose: Documented; `--quiet` decides here.
+    """
+
+    engine: Literal["asyncrl", "async_rsl", "rsl", "syncrl", "eval"] = "asyncrl"
+    env: list[EnvConfig] = Field(default_factory=list)
+    buffer: BufferConfig = Field(
+        default_factory=lambda: BufferConfig(type="RolloutBuffer", capacity=1_000_000)
+    )
+    policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
+    services: ServicesConfig = Field(default_factory=ServicesConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    debug: bool = True
+    verbose: bool = True
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def listify_env(cls, env: Any) -> Any:
+        """Makes one env a list of one."""
+        return [env] if isinstance(env, (Mapping, EnvConfig)) else env
+
+    @field_validator("buffer", mode="before")
+    @classmethod
+    def fill_buffer(cls, buffer: Any) -> Any:
+        """Lets a file name only what differs from the default buffer."""
+        if isinstance(buffer, Mapping):
+            return {"type": "RolloutBuffer", "capacity": 1_000_000, **buffer}
+        return buffer

@@ -1,0 +1,93 @@
+"""Where the services listen, where they are dialled, and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from rlightning.errors import ConfigError
+from rlightning.utils.config.base import Config
+from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfig
+
+
+class ServiceConfig(Config):
+    """One service.
+
+    Attributes:
+        listen: What it listens on; one address or one mapping stands for a list of one. Port 0 lets
+            the system choose.
+        address: Where others dial it. `rlightning serve` and `train` start a service only if this
+            is absent.
+        auth: What those who dial it show and expect.
+        rpc: Limits and times of its connections, on both sides.
+    """
+
+    listen: list[ListenConfig] = Field(default_factory=lambda: [ListenConfig()], min_length=1)
+    address: str | None = None
+    auth: ClientAuthConfig | None = None
+    rpc: RpcConfig = Field(default_factory=RpcConfig)
+
+    @field_validator("listen", mode="before")
+    @classmethod
+    def listify_listen(cls, listen: Any) -> Any:
+        """Makes one listener a list of one, and an address a listener."""
+        listeners = [listen] if isinstance(listen, (str, Mapping, ListenConfig)) else listen
+        if not isinstance(listeners, list):
+            return listeners
+        return [{"address": item} if isinstance(item, str) else item for item in listeners]
+
+    @property
+    def dial_address(self) -> str:
+        """Address at which others reach this service: `address`, or else its first listener.
+
+        Raises:
+            ConfigError: Neither names a port.
+        """
+        address = self.address or self.listen[0].address
+        host, _, port = address.rpartition(":")
+        if port == "0":
+            raise ConfigError(f"no address to dial: '{address}' lets the system choose a port")
+        host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+        return f"{host}:{port}" if host else address
+
+
+class EnvServiceConfig(ServiceConfig):
+    """The env server.
+
+    Attributes:
+        pipeline_depth: Groups of rows in one env worker, each with one observation awaiting its
+            answer, so that stepping overlaps inference; a worker with one sub-env has one group.
+        step_inline_below_us: Env steps whose measured median is below this, in microseconds, run on
+            the event loop, since handing them to a thread would cost more; 0 hands over all.
+    """
+
+    pipeline_depth: int = Field(default=2, ge=1)
+    step_inline_below_us: int = Field(default=200, ge=0)
+
+
+class ServicesConfig(Config):
+    """All services, and how their processes are run.
+
+    Attributes:
+        env: The env server.
+        policy: The policy server.
+        buffer: The buffer server.
+        reflection: Let clients ask which RPCs there are.
+        start_timeout_s: Seconds within which every service must be SERVING.
+        grace_s: Seconds that a service has to drain and stop.
+        python_path: Folders, besides the current one, in which `module:Class` names are looked up;
+            the commands add the folders of their config files.
+        restart_window_s: Seconds that a run waits for a service that died to be SERVING again;
+            0 ends the run at once.
+    """
+
+    env: EnvServiceConfig = Field(default_factory=EnvServiceConfig)
+    policy: ServiceConfig = Field(default_factory=ServiceConfig)
+    buffer: ServiceConfig = Field(default_factory=ServiceConfig)
+    reflection: bool = False
+    python_path: list[str] = Field(default_factory=list)
+    start_timeout_s: float = Field(default=60.0, gt=0)
+    grace_s: float = Field(default=10.0, gt=0)
+    restart_window_s: float = Field(default=0.0, ge=0)

@@ -1,0 +1,87 @@
+"""Finds keys that no section declares, and names the nearest one that exists."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlightning.utils.config.base import Config
+from rlightning.utils.config.config import EnvConfig
+
+# A field of these names, or that ends in `_kwargs`, takes any key: its reader is not this library.
+_OPEN_FIELDS = frozenset({"init_params", "model_cfg", "optim_cfg", "resource_pool"})
+# These hold values for the fields of another section.
+_OVERRIDES = {"evaluate_cfg": EnvConfig}
+
+
+def unknown_keys(
+    model: type[Config], data: Mapping[Any, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], type[Config]]]:
+    """Yields the path of every undeclared key, and the model it was looked for in."""
+    for key, value in data.items():
+        here = (*path, str(key))
+        field = model.model_fields.get(key) if isinstance(key, str) else None
+        if field is None:
+            yield here, model
+        elif not is_open(key):
+            child = _OVERRIDES.get(key) or section_model(field.annotation)
+            if child is not None:
+                yield from _unknown_in_value(child, value, here)
+
+
+def _unknown_in_value(
+    model: type[Config], value: Any, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], type[Config]]]:
+    if isinstance(value, Mapping):
+        yield from unknown_keys(model, value, path)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            if isinstance(item, Mapping):
+                yield from unknown_keys(model, item, (*path, str(index)))
+
+
+def is_open(field: str) -> bool:
+    """Whether a field of this name takes any key."""
+    return field in _OPEN_FIELDS or field.endswith("_kwargs")
+
+
+def section_model(annotation: Any) -> type[Config] | None:
+    """Returns the config model inside an annotation such as `list[EnvConfig]` or `X | None`."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, Config) else None
+    for argument in typing.get_args(annotation):
+        model = section_model(argument)
+        if model is not None:
+            return model
+    return None
+
+
+def nearest_key(root: type[Config], path: tuple[str, ...], model: type[Config]) -> str | None:
+    """Returns the dotted path of the declared key that looks most like an unknown one.
+
+    Keys of the same section come first, then the same or a similar name anywhere.
+    """
+    name = path[-1].lower()
+    siblings = difflib.get_close_matches(name, model.model_fields, n=1)
+    if siblings:
+        return ".".join((*path[:-1], siblings[0]))
+    everywhere: dict[str, str] = {}
+    for dotted in declared_keys(root):
+        everywhere.setdefault(dotted.rpartition(".")[2], dotted)
+    matches = difflib.get_close_matches(name, everywhere, n=1, cutoff=0.75)
+    return everywhere[matches[0]] if matches else None
+
+
+def declared_keys(model: type[Config], prefix: str = "") -> Iterator[str]:
+    """Yields the dotted path of every declared key, sections before what is in them."""
+    nested = []
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        child = None if is_open(name) or name in _OVERRIDES else section_model(field.annotation)
+        if child is not None:
+            nested.append((child, f"{prefix}{name}."))
+    for child, child_prefix in nested:
+        yield from declared_keys(child, child_prefix)

@@ -1,0 +1,1 @@
+"""The three services; installed as `rlightning.services`."""

@@ -1,0 +1,328 @@
+"""Insert: numbered messages, each stored once and acked when it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.pipeline import Item
+from rlightning.errors import (
+    CodecError,
+    InvalidRequestError,
+    InvalidRowError,
+    NotFoundError,
+    PreconditionError,
+    ReplayError,
+    RLightningError,
+)
+from rlightning.latency import LatencyStats
+from rlightning.rpc.session import Session, SessionHandler
+from rlightning.rpc.status import to_error_status
+from rlightning.types import EnvMeta
+from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.v1.session_pb2 import ErrorStatus
+from rlightning.wire import Reader, read_env_ret, read_policy_response
+
+_LOG = logging.getLogger(__name__)
+
+DEFAULT_TABLE = "default"
+
+# A client that keeps to a window never has so many unacked; one that does not is read no further.
+_MAX_WAITING = 64
+# Writers whose session is over, and whose numbers are known if they come back.
+_MAX_GONE = 4096
+
+
+@dataclass
+class _Message:
+    """An insert that waits for its turn, or for room.
+
+    Attributes:
+        table: Where it goes.
+        items: What it brings.
+        refusal: Why it cannot be stored; None while it may be.
+        since_ns: When it came, by the monotonic clock.
+    """
+
+    table: BufferTable
+    items: list[Item]
+    refusal: RLightningError | None
+    since_ns: int
+
+
+@dataclass
+class Writer:
+    """What the server knows of one writer, also after its session.
+
+    Attributes:
+        writer_id: Its id.
+        meta: The env whose rows it writes.
+        next_seq: Number of the next message to be stored; 0 if whatever comes first is taken.
+        session: The session that it writes in; None after it.
+        waiting: Messages that came and are not stored, in order.
+        refused: Messages that were refused, by number, which the client was not told of yet.
+        tasks: Those that work for it: one that acks, and one that stores what waits.
+        progress: Set when there is something to ack.
+        moved: Set when less is waiting.
+    """
+
+    writer_id: str
+    meta: EnvMeta
+    next_seq: int = 1
+    session: Session | None = None
+    waiting: deque[_Message] = field(default_factory=deque)
+    refused: dict[int, ErrorStatus] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def env_id(self) -> str:
+        """Id of the env."""
+        return self.meta.env_id or ""
+
+
+@dataclass
+class InsertCounts:
+    """Counters of the method, since the start."""
+
+    messages_total: int = 0
+    duplicates_total: int = 0
+    gaps_total: int = 0
+    refused_total: int = 0
+    writers_rebased_total: int = 0
+
+
+class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
+    """Serves the sessions of `Insert`.
+
+    Args:
+        tables: The tables by name.
+        storage_id: Identifies what is stored.
+
+    Attributes:
+        counts: Counters.
+        latency: In seconds: `store` (checking and copying a message), and `withheld` (how long an
+            ack waited for room, where it did).
+    """
+
+    request_type = pb.InsertRequest
+    response_type = pb.InsertResponse
+
+    def __init__(self, tables: Mapping[str, BufferTable], storage_id: str) -> None:
+        self.counts = InsertCounts()
+        self.latency = LatencyStats()
+        self._tables = tables
+        self._storage_id = storage_id
+        self._writers: OrderedDict[str, Writer] = OrderedDict()
+
+    # Sessions.
+
+    async def on_open(
+        self, session: Session, reader: Reader[pb.InsertRequest]
+    ) -> pb.InsertResponse:
+        """Lets a writer bring the rows of its env, from the first message that is not stored."""
+        hello = reader.message.hello
+        meta = session.spec
+        if meta is None or not meta.env_id:
+            raise InvalidRequestError("hello needs a spec with the id of the env that is written")
+        if not 1 <= len(hello.writer_id) <= 128:
+            raise InvalidRequestError("hello needs a writer_id of at most 128 characters")
+        writer = self._writer_of(hello, meta)
+        self._stop(writer)
+        # Another writer's pending rows of this env are not joined to what this one brings.
+        self._tables[DEFAULT_TABLE].open_writer(meta, writer.writer_id)
+        writer.session = session
+        session.state = writer
+        self._start(writer, self._send_acks(writer, session))
+        response = pb.InsertResponse()
+        response.welcome.storage_id = self._storage_id
+        response.welcome.next_seq = writer.next_seq
+        return response
+
+    def _writer_of(self, hello: pb.InsertHello, meta: EnvMeta) -> Writer:
+        writer = self._writers.get(hello.writer_id)
+        if writer is None:
+            writer = self._writers[hello.writer_id] = Writer(hello.writer_id, meta)
+            self._forget_writers()
+            if hello.storage_id:
+                # It has written before, to a storage that is gone, or it was forgotten since: the
+                # oldest message that it has no ack for becomes the base.
+                writer.next_seq = 0
+                self.counts.writers_rebased_total += 1
+                _LOG.warning(
+                    "what writer %s of env %s wrote before, to storage %s, is not here",
+                    *(hello.writer_id, meta.env_id, hello.storage_id),
+                )
+        elif writer.env_id != meta.env_id:
+            raise PreconditionError(
+                f"writer {hello.writer_id} is that of env {writer.env_id!r}, not {meta.env_id!r}"
+            )
+        self._writers.move_to_end(hello.writer_id)
+        writer.meta = meta
+        return writer
+
+    def _forget_writers(self) -> None:
+        surplus = len(self._writers) - _MAX_GONE
+        if surplus > 0:
+            gone = [key for key, writer in self._writers.items() if writer.session is None]
+            for key in gone[:surplus]:
+                del self._writers[key]
+
+    async def on_close(self, session: Session, *, resumable: bool) -> None:
+        """Forgets what waits, which comes again; and the rows of a writer that does not."""
+        writer: Writer = session.state
+        if writer.session is session:
+            self._stop(writer)
+            if not resumable:
+                writer.session = None
+                self._tables[DEFAULT_TABLE].close_writer(writer.env_id, writer.writer_id)
+
+    def _start(self, writer: Writer, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        writer.tasks.add(task)
+        task.add_done_callback(lambda done: self._finished(writer, done))
+
+    def _finished(self, writer: Writer, task: asyncio.Task[None]) -> None:
+        writer.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            session = writer.session
+            if session is not None and session.owner is not None and isinstance(error, Exception):
+                session.owner.end(error)  # the client must not wait for acks that never come
+
+    def _stop(self, writer: Writer) -> None:
+        for task in writer.tasks:
+            task.cancel()
+        writer.waiting.clear()
+        writer.moved.set()
+        self._note_waiting(writer)
+
+    # Messages.
+
+    async def on_message(self, session: Session, reader: Reader[pb.InsertRequest]) -> None:
+        """Stores a message, or keeps it until there is room for it."""
+        if reader.message.WhichOneof("body") != "insert":
+            raise InvalidRequestError("expected an insert")
+        writer: Writer = session.state
+        if writer.session is not session:
+            raise PreconditionError("another session writes under this writer_id", reason="FENCED")
+        seq = reader.message.insert.seq
+        self.counts.messages_total += 1
+        if writer.next_seq == 0 and seq > 0:
+            writer.next_seq = seq
+        expected = writer.next_seq + len(writer.waiting)
+        if seq != expected:
+            await self._out_of_turn(writer, session, seq, expected)
+            return
+        message = self._read(writer, reader, session.arrival.received_ns)
+        if not writer.waiting and self._store(writer, message):
+            return
+        writer.waiting.append(message)
+        self._note_waiting(writer)
+        if len(writer.waiting) == 1:
+            self._start(writer, self._store_waiting(writer))
+        while len(writer.waiting) >= _MAX_WAITING:
+            writer.moved.clear()
+            await writer.moved.wait()
+
+    async def _out_of_turn(self, writer: Writer, session: Session, seq: int, expected: int) -> None:
+        if seq < expected:
+            self.counts.duplicates_total += 1
+            writer.progress.set()
+            return
+        self.counts.gaps_total += 1
+        response = pb.InsertResponse()
+        response.ack.seq = writer.next_seq - 1
+        response.ack.expected_seq = expected
+        await session.send(response)
+
+    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], received_ns: int) -> _Message:
+        name = reader.message.insert.table or DEFAULT_TABLE
+        message = _Message(self._tables[DEFAULT_TABLE], [], None, received_ns)
+        try:
+            if name not in self._tables:
+                raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
+            message.table = self._tables[name]
+            message.items = _items(writer.env_id, reader)
+        except (CodecError, NotFoundError, InvalidRowError) as error:
+            message.refusal = error
+        return message
+
+    def _store(self, writer: Writer, message: _Message) -> bool:
+        """Stores or refuses a message whose turn it is.
+
+        Returns:
+            False if there is no room for it yet.
+        """
+        refusal = message.refusal
+        if refusal is None:
+            begun = time.perf_counter()
+            try:
+                if not message.table.try_insert(writer.env_id, message.items):
+                    return False
+                self.latency.record("store", time.perf_counter() - begun)
+            except ReplayError as error:
+                refusal = error
+            except (TypeError, ValueError) as error:  # what the documented API raises for bad data
+                refusal = InvalidRowError(str(error))
+        if refusal is not None:
+            self.counts.refused_total += 1
+            message.table.refuse(writer.env_id)
+            writer.refused[writer.next_seq] = to_error_status(refusal)
+        writer.next_seq += 1
+        writer.progress.set()
+        return True
+
+    async def _store_waiting(self, writer: Writer) -> None:
+        while writer.waiting:
+            message = writer.waiting[0]
+            if not self._store(writer, message):
+                await message.table.wait_room()
+                continue
+            self.latency.record("withheld", (time.monotonic_ns() - message.since_ns) / 1e9)
+            writer.waiting.popleft()
+            writer.moved.set()
+            self._note_waiting(writer)
+
+    def _note_waiting(self, writer: Writer) -> None:
+        producer = self._tables[DEFAULT_TABLE].producers.get(writer.env_id)
+        if producer is not None and producer.writer_id == writer.writer_id:
+            producer.waiting = len(writer.waiting)
+
+    async def _send_acks(self, writer: Writer, session: Session) -> None:
+        """Acks everything that was stored since the last ack, as fast as the client reads."""
+        while True:
+            await writer.progress.wait()
+            writer.progress.clear()
+            for seq in sorted(writer.refused):
+                response = pb.InsertResponse()
+                response.ack.seq = seq - 1
+                response.ack.error.CopyFrom(writer.refused[seq])
+                if await session.send(response):
+                    writer.refused.pop(seq, None)
+            response = pb.InsertResponse()
+            response.ack.seq = writer.next_seq - 1
+            await session.send(response)
+
+
+def _items(env_id: str, reader: Reader[pb.InsertRequest]) -> list[Item]:
+    items = []
+    for position, item in enumerate(reader.message.insert.items):
+        if not item.HasField("env_ret"):
+            raise InvalidRowError(f"items[{position}].env_ret: missing")
+        env_ret = read_env_ret(item.env_ret, reader)
+        if env_ret.env_id != env_id:
+            raise InvalidRowError(
+                f"items[{position}].env_ret.env_id: expected {env_id!r}, got {env_ret.env_id!r}"
+            )
+        response = None
+        if item.HasField("response"):
+            response = read_policy_response(item.response, reader)
+        items.append(Item(env_ret, response, item.new_segment, tuple(item.cut_rows)))
+    return items

@@ -1,0 +1,209 @@
+"""Sample: batches for the credits of a learner, in two phases where they leave the buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlightning.buffer.buffer_table import BufferTable, Taken
+from rlightning.errors import InvalidRequestError, NotFoundError, UnavailableError
+from rlightning.latency import LatencyStats
+from rlightning.rpc.session import Session, SessionHandler
+from rlightning.rpc.status import to_error_status
+from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.wire import Batch, Reader, encode_batch, split_batch
+
+from .inserts import DEFAULT_TABLE
+
+_LOG = logging.getLogger(__name__)
+
+_MAX_CREDITS = 1024
+# From this size on, a batch is encoded in a thread: copying it would hold the loop up.
+_THREAD_BYTES = 2**20
+
+
+@dataclass
+class _Sent:
+    """A batch that its learner has not acked."""
+
+    taken: Taken
+    data: bytes = b""
+
+
+@dataclass
+class Learner:
+    """One session of a learner.
+
+    Attributes:
+        table: What it samples.
+        batch_size: Transitions in a batch; 0 for whole rollouts.
+        credits: Batches that may still be sent.
+        credited: Set when there are credits.
+        last_id: Number of the last batch.
+        unacked: Batches that leave the buffer with their ack, by number.
+        sending: Sends batches; None before the first credit of a stream.
+    """
+
+    table: BufferTable
+    batch_size: int
+    credits: int = 0
+    credited: asyncio.Event = field(default_factory=asyncio.Event)
+    last_id: int = 0
+    unacked: dict[int, _Sent] = field(default_factory=dict)
+    sending: asyncio.Task[None] | None = None
+
+
+class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
+    """Serves the sessions of `Sample`.
+
+    Args:
+        tables: The tables by name.
+        storage_id: Identifies what is stored.
+        producer_timeout_s: How often a learner is told of a silent producer, in seconds.
+
+    Attributes:
+        batches_total: Batches sent.
+        latency: `encode` and `send` of a batch, in seconds.
+    """
+
+    request_type = pb.SampleRequest
+    response_type = pb.SampleResponse
+
+    def __init__(
+        self, tables: Mapping[str, BufferTable], storage_id: str, producer_timeout_s: float
+    ) -> None:
+        self.batches_total = 0
+        self.latency = LatencyStats()
+        self._tables = tables
+        self._storage_id = storage_id
+        self._producer_timeout_s = producer_timeout_s
+
+    async def on_open(
+        self, session: Session, reader: Reader[pb.SampleRequest]
+    ) -> pb.SampleResponse:
+        """Lets a learner ask for batches; those it has not acked come again at its first credit."""
+        hello = reader.message.hello
+        if not isinstance(session.state, Learner):
+            session.state = self._learner(hello)
+        response = pb.SampleResponse()
+        response.welcome.storage_id = self._storage_id
+        return response
+
+    def _learner(self, hello: pb.SampleHello) -> Learner:
+        name = hello.table or DEFAULT_TABLE
+        table = self._tables.get(name)
+        if table is None:
+            raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
+        if hello.rank or hello.world_size > 1:
+            raise InvalidRequestError(
+                f"rank {hello.rank} of {hello.world_size}: one learner takes all batches here"
+            )
+        if table.serves_rollouts and hello.batch_size:
+            raise InvalidRequestError(
+                f"batch_size {hello.batch_size}: table '{name}' sends whole rollouts, ask for 0"
+            )
+        if not table.serves_rollouts and hello.batch_size < 1:
+            raise InvalidRequestError(f"table '{name}' needs a batch_size of at least 1")
+        return Learner(table, hello.batch_size)
+
+    async def on_close(self, session: Session, *, resumable: bool) -> None:
+        """Stops to send; what was not acked is for another learner if this one does not return."""
+        learner: Learner = session.state
+        if learner.sending is not None:
+            learner.sending.cancel()
+            await asyncio.wait({learner.sending})
+            learner.sending = None
+        learner.credits = 0
+        if not resumable:
+            for sent in reversed(learner.unacked.values()):
+                learner.table.give_back(sent.taken)
+            learner.unacked.clear()
+
+    async def on_message(self, session: Session, reader: Reader[pb.SampleRequest]) -> None:
+        """Takes credits and acks."""
+        message = reader.message
+        body = message.WhichOneof("body")
+        learner: Learner = session.state
+        if body == "credit":
+            learner.credits += message.credit.batches
+            if not 0 <= learner.credits <= _MAX_CREDITS or message.credit.batches < 0:
+                raise InvalidRequestError(f"credits: expected 0 to {_MAX_CREDITS} in all")
+            learner.credited.set()
+            if learner.sending is None:
+                learner.sending = asyncio.create_task(self._send_batches(learner, session))
+                learner.sending.add_done_callback(lambda task: _report(task, session))
+        elif body == "ack":
+            sent = learner.unacked.pop(message.ack.batch_id, None)
+            if sent is not None:
+                learner.table.release(sent.taken)
+        else:
+            raise InvalidRequestError("expected a credit or an ack")
+
+    async def _send_batches(self, learner: Learner, session: Session) -> None:
+        for batch_id, sent in tuple(learner.unacked.items()):
+            await self._send(session, batch_id, await self._encoded(batch_id, sent))
+        while True:
+            while learner.credits < 1:
+                learner.credited.clear()
+                await learner.credited.wait()
+            taken = await self._next(learner, session)
+            learner.credits -= 1
+            learner.last_id += 1
+            batch_id, sent = learner.last_id, _Sent(taken)
+            if taken.rollout is not None:
+                learner.unacked[batch_id] = sent  # first of all, so that it cannot be lost
+            await self._send(session, batch_id, await self._encoded(batch_id, sent))
+            self.batches_total += 1
+
+    async def _next(self, learner: Learner, session: Session) -> Taken:
+        """Waits for a batch; tells the learner of producers that keep it waiting."""
+        patience_s = 0.0
+        while True:
+            try:
+                return await learner.table.next(
+                    batch_size=learner.batch_size or None, patience_s=patience_s
+                )
+            except UnavailableError as error:
+                _LOG.warning("%s", error)
+                response = pb.SampleResponse()
+                response.error.CopyFrom(to_error_status(error))
+                await session.send(response)
+                patience_s = self._producer_timeout_s
+
+    async def _encoded(self, batch_id: int, sent: _Sent) -> bytes:
+        """Returns the encoded batch, the same bytes every time."""
+        if not sent.data:
+            begun = time.perf_counter()
+            if sent.taken.nbytes < _THREAD_BYTES:
+                sent.data = _encode(batch_id, sent.taken)
+            else:
+                sent.data = await asyncio.to_thread(_encode, batch_id, sent.taken)
+            self.latency.record("encode", time.perf_counter() - begun)
+        return sent.data
+
+    async def _send(self, session: Session, batch_id: int, data: bytes) -> None:
+        begun = time.perf_counter()
+        for offset, part in split_batch(data):
+            response = pb.SampleResponse()
+            chunk = response.chunk
+            chunk.batch_id = batch_id
+            chunk.total_bytes = len(data)
+            chunk.offset = offset
+            chunk.data = bytes(part)
+            if not await session.send(response):
+                return  # the stream is over; what was not acked is sent again on the next one
+        self.latency.record("send", time.perf_counter() - begun)
+
+
+def _encode(batch_id: int, taken: Taken) -> bytes:
+    return encode_batch(Batch(batch_id, taken.columns(), dict(taken.metadata)))
+
+
+def _report(task: asyncio.Task[None], session: Session) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        owner = session.owner
+        if owner is not None and isinstance(error, Exception):
+            owner.end(error)  # the learner must not wait for batches that never come

@@ -1,0 +1,132 @@
+"""Keeps the tables of a buffer server and answers for them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.remote_buffer import SERVICE
+from rlightning.errors import InvalidRequestError, NotFoundError
+from rlightning.latency import LatencyStats
+from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
+from rlightning.rpc.protocol import LIBRARY_VERSION
+from rlightning.rpc.session import SessionMethod, SessionRegistry
+from rlightning.utils.config import MainConfig
+from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.wire import Batch, Writer, encode_batch, fill_value, split_batch
+
+from .inserts import DEFAULT_TABLE, InsertHandler
+from .samples import SampleHandler
+
+
+class BufferService:
+    """`rlightning.v1.BufferService` over tables in memory.
+
+    Args:
+        config: Sections `buffer` and `services.buffer`.
+
+    Raises:
+        ConfigError: The section asks for what the buffer does not offer.
+    """
+
+    name = SERVICE
+    scopes: Mapping[str, str] = {
+        "Insert": "actor",
+        "Sample": "learner",
+        "Get": "learner",
+        "Truncate": "actor",
+        "Clear": "learner",
+        "Describe": "learner",
+    }
+
+    def __init__(self, config: MainConfig) -> None:
+        rpc = config.services.buffer.rpc
+        self._storage_id = uuid.uuid4().hex
+        self._tables = {DEFAULT_TABLE: BufferTable(DEFAULT_TABLE, config.buffer)}
+        self._insert = InsertHandler(self._tables, self._storage_id)
+        self._sample = SampleHandler(
+            self._tables, self._storage_id, config.buffer.producer_timeout_s
+        )
+        self._writers = SessionRegistry(rpc, f"/{SERVICE}/Insert")
+        self._learners = SessionRegistry(rpc, f"/{SERVICE}/Sample")
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Returns the handlers; methods without one are UNIMPLEMENTED to who calls them."""
+        return {
+            "Insert": SessionMethod(self._writers, self._insert),
+            "Sample": SessionMethod(self._learners, self._sample),
+            "Get": unary_stream(pb.GetRequest, self._get),
+            "Truncate": unary_unary(pb.TruncateRequest, self._truncate),
+            "Clear": unary_unary(pb.ClearRequest, self._clear),
+            "Describe": unary_unary(pb.BufferServiceDescribeRequest, self._describe),
+        }
+
+    async def start(self) -> None:
+        """Returns at once: tables in memory begin empty."""
+
+    async def drain(self, deadline_s: float) -> None:
+        """Returns at once: what is acked is stored, and what waits for room is sent again."""
+
+    async def close(self) -> None:
+        """Returns at once: the tables go with the process."""
+
+    def _table(self, name: str) -> BufferTable:
+        table = self._tables.get(name or DEFAULT_TABLE)
+        if table is None:
+            raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
+        return table
+
+    async def _get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
+        buffer = self._table(request.table).buffer
+        if request.all and request.indices:
+            raise InvalidRequestError("all: expected no indices beside it")
+        try:
+            columns = buffer.get_all() if request.all else buffer.get(list(request.indices))
+        except IndexError as error:
+            raise InvalidRequestError(f"indices: {error}") from error
+        data = await asyncio.to_thread(encode_batch, Batch(0, columns, {}))
+        for offset, part in split_batch(data):
+            yield pb.GetResponse(total_bytes=len(data), offset=offset, data=bytes(part))
+
+    async def _truncate(self, request: pb.TruncateRequest, context: Context) -> pb.TruncateResponse:
+        table = self._table(request.table)
+        unknown = sorted(set(request.env_ids) - set(table.buffer.env_ids))
+        if unknown:
+            raise NotFoundError(f"env_ids: no data of {', '.join(unknown)} ever came")
+        truncated = sum(table.buffer.truncate_group(env_id) for env_id in request.env_ids)
+        return pb.TruncateResponse(truncated=truncated)
+
+    async def _clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearResponse:
+        return pb.ClearResponse(cleared=self._table(request.table).clear())
+
+    async def _describe(self, request: pb.BufferServiceDescribeRequest, context: Context) -> bytes:
+        response = pb.BufferServiceDescribeResponse(
+            library_version=LIBRARY_VERSION, storage_id=self._storage_id
+        )
+        for table in self._tables.values():
+            response.tables.add(
+                name=table.name,
+                size=table.buffer.size(),
+                capacity=table.capacity,
+                writers=len(table.producers),
+                inserted_total=table.buffer.counters.completed,
+                sampled_total=table.sampled_total,
+            )
+        writer = Writer()
+        fill_value(response.stats, self._stats(), writer)
+        return writer.finish(response)
+
+    def _stats(self) -> dict[str, Any]:
+        latency = LatencyStats()
+        latency.merge(self._insert.latency)
+        latency.merge(self._sample.latency)
+        return {
+            **dataclasses.asdict(self._insert.counts),
+            "batches_total": self._sample.batches_total,
+            "tables": {name: table.stats() for name, table in self._tables.items()},
+            "latency": latency.summary(),
+        }

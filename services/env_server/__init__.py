@@ -1,0 +1,1 @@
+"""The env server: hosts envs and runs the actor loop."""

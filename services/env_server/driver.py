@@ -1,0 +1,182 @@
+"""One actor for each hosted group, over the network."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from rlightning.actor import ActorControl, ActorStats, run_actor
+from rlightning.buffer.remote_buffer import InsertClient
+from rlightning.env.hosting import HostedGroup
+from rlightning.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    RLightningError,
+    UnavailableError,
+)
+from rlightning.latency import LatencyStats
+from rlightning.policy.remote_policy import PolicyClient
+from rlightning.utils.config import ServicesConfig
+
+_LOG = logging.getLogger(__name__)
+
+_CONNECT_S = 5.0
+# A stop gives up on servers that let nothing happen for this long.
+_STALLED_S = 1.0
+
+
+class Driver:
+    """Connects every group to the policy and the buffer server and steps it.
+
+    Servers that are not there yet are waited for without end.
+
+    Args:
+        services: Where they are.
+        groups: What is stepped; reset.
+        control: Pauses and stops.
+        on_failure: Called with the error of an actor that gave up.
+    """
+
+    def __init__(
+        self,
+        services: ServicesConfig,
+        groups: list[HostedGroup],
+        control: ActorControl,
+        *,
+        on_failure: Callable[[RLightningError], None],
+    ) -> None:
+        self._control = control
+        self._on_failure = on_failure
+        self._actors = [_Actor(services, group, control) for group in groups]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = False
+
+    def start(self) -> None:
+        """Starts the actors; returns at once."""
+        self._tasks = [asyncio.create_task(self._drive(actor)) for actor in self._actors]
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends every actor after its step in flight and waits until what it inserted is acked.
+
+        Safe to repeat.
+
+        Args:
+            timeout_s: How long to wait for servers, in seconds; for one that lets nothing happen, a
+                second.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        deadline = time.monotonic() + timeout_s
+        self._control.stop()
+        await self._settle(self._tasks, deadline)
+        flushes = [asyncio.create_task(actor.buffer.flush()) for actor in self._actors]
+        await self._settle(flushes, deadline)
+        for actor, flush in zip(self._actors, flushes, strict=True):
+            if flush.cancelled() or flush.exception() is not None:
+                _LOG.warning("not all that %s inserted was acked", actor.group.env_id)
+        await asyncio.gather(*(actor.close() for actor in self._actors))
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counters, and seconds by stage, over all groups."""
+        latency = LatencyStats()
+        for actor in self._actors:
+            latency.merge(actor.stats.latency)
+            # The actor's own `round_trip` is the same as the client's `act`.
+            latency.merge({n: h for n, h in actor.policy.stats.items() if n != "act"})
+        stats = {actor.group.env_id: actor.stats for actor in self._actors}
+        return {
+            "groups": len(stats),
+            "groups_stepped_inline": sum(actor.group.placement.inline for actor in self._actors),
+            "env_errors": sum(one.env_errors for one in stats.values()),
+            "policy_errors": sum(one.policy_errors for one in stats.values()),
+            "segments": sum(one.segments for one in stats.values()),
+            "inserts_resent": sum(actor.buffer.resent for actor in self._actors),
+            "last_errors": {name: one.last_error for name, one in stats.items() if one.last_error},
+            "latency": latency.summary(),
+        }
+
+    async def _drive(self, actor: _Actor) -> None:
+        env_id = actor.group.env_id
+        try:
+            await actor.run()
+        except Exception as error:
+            if not isinstance(error, RLightningError):  # a bug, which nobody else will see
+                _LOG.error("the actor of %s raised", env_id, exc_info=error)
+            if not self._control.stopping:
+                failure = RLightningError(f"the actor of {env_id} gave up: {error}")
+                failure.__cause__ = error
+                self._on_failure(failure)
+
+    async def _settle(self, tasks: Iterable[asyncio.Task[None]], deadline: float) -> None:
+        """Waits for tasks while anything happens, and until the deadline; cancels what is left."""
+        pending, progress = set(tasks), -1
+        while pending and (left_s := deadline - time.monotonic()) > 0:
+            if progress == (progress := self._progress()):
+                break
+            _, pending = await asyncio.wait(pending, timeout=min(_STALLED_S, left_s))
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    def _progress(self) -> int:
+        return sum(actor.stats.steps + actor.buffer.acked for actor in self._actors)
+
+
+class _Actor:
+    """The actor of one group and its clients."""
+
+    def __init__(self, services: ServicesConfig, group: HostedGroup, control: ActorControl) -> None:
+        # New per process: a server takes the group of a restarted process for another client.
+        client_id = f"{group.env_id}.{uuid.uuid4().hex[:12]}"
+        self.group = group
+        self.stats = ActorStats()
+        self.policy = PolicyClient(
+            services.policy.dial_address,
+            spec=group.meta,
+            client_id=client_id,
+            rpc=services.policy.rpc,
+            auth=services.policy.auth,
+        )
+        self.buffer = InsertClient(
+            services.buffer.dial_address,
+            spec=group.meta,
+            writer_id=client_id,
+            rpc=services.buffer.rpc,
+            auth=services.buffer.auth,
+        )
+        self._control = control
+
+    async def run(self) -> None:
+        await self._connected("policy", self.policy.start)
+        await self._connected("buffer", self.buffer.start)
+        if not self._control.stopping:
+            await run_actor(
+                self.group,
+                self.policy,
+                self.buffer,
+                info_keys=self.group.config.info_keys,
+                control=self._control,
+                stats=self.stats,
+            )
+
+    async def close(self) -> None:
+        await asyncio.gather(self.policy.close(), self.buffer.close())
+
+    async def _connected(self, who: str, start: Callable[[float], Awaitable[None]]) -> None:
+        """Opens a session, however long it takes for its server to be there."""
+        warned = False
+        while not self._control.stopping:
+            try:
+                await start(_CONNECT_S)
+            except (UnavailableError, AlreadyExistsError, DeadlineExceededError) as error:
+                if not warned:
+                    _LOG.warning("%s waits for the %s server: %s", self.group.env_id, who, error)
+                warned = True
+                await self._control.sleep(0.1)
+            else:
+                return

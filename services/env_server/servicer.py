@@ -1,0 +1,165 @@
+"""Hosts the envs of a config, runs their actors, and answers for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from rlightning.actor import ActorControl
+from rlightning.env.base_env import BaseEnv
+from rlightning.env.episodes import EpisodeLog, EpisodeRecord
+from rlightning.env.hosting import HostedGroup, host_envs
+from rlightning.env.remote_client import SERVICE
+from rlightning.errors import (
+    ConfigError,
+    InvalidRequestError,
+    PreconditionError,
+    RLightningError,
+)
+from rlightning.rpc.handlers import Context, Handler, unary_unary
+from rlightning.rpc.protocol import LIBRARY_VERSION
+from rlightning.utils.config import MainConfig
+from rlightning.v1 import env_service_pb2 as pb
+from rlightning.wire import Writer, fill_env_meta, fill_value
+
+from .driver import Driver
+
+_LOG = logging.getLogger(__name__)
+
+_PAUSE_S = 5.0
+# What the drain leaves to the server for ending its streams.
+_DRAIN_MARGIN_S = 0.5
+
+_ENV_COMMANDS = {
+    pb.ENV_COMMAND_OFFLOAD: BaseEnv.offload.__name__,
+    pb.ENV_COMMAND_RELOAD: BaseEnv.reload.__name__,
+    pb.ENV_COMMAND_APPLY_EVALUATE_CFG: BaseEnv.apply_evaluate_cfg.__name__,
+    pb.ENV_COMMAND_RESTORE_EVALUATE_CFG: BaseEnv.restore_evaluate_cfg.__name__,
+}
+_NEEDS_RESET = {pb.ENV_COMMAND_APPLY_EVALUATE_CFG, pb.ENV_COMMAND_RESTORE_EVALUATE_CFG}
+
+
+class EnvService:
+    """`rlightning.v1.EnvService`: `Describe` and `Control` over hosted envs.
+
+    Args:
+        config: Sections `env`, `services` and `train.seed`.
+
+    Attributes:
+        failure: Gets the error of the first actor that gives up.
+    """
+
+    name = SERVICE
+    scopes: Mapping[str, str] = {"Describe": "learner", "Control": "learner"}
+
+    def __init__(self, config: MainConfig) -> None:
+        self._config = config
+        self._log = EpisodeLog()
+        self._control = ActorControl()
+        self._groups: list[HostedGroup] = []
+        self._driver: Driver | None = None
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Returns the handlers; methods without one are UNIMPLEMENTED to who calls them."""
+        return {
+            "Describe": unary_unary(pb.EnvServiceDescribeRequest, self._describe),
+            "Control": unary_unary(pb.ControlRequest, self._steer),
+        }
+
+    async def start(self) -> None:
+        """Makes and resets the envs, and starts their actors, which wait for their servers.
+
+        Raises:
+            ConfigError: No env is configured, one is not known, or a server has no address.
+            EnvError: An env could not be made or reset.
+        """
+        config, services = self._config, self._config.services
+        if not config.env:
+            raise ConfigError("env: no env is configured")
+        for name in ("policy", "buffer"):
+            try:
+                getattr(services, name).dial_address  # noqa: B018 - raises without an address
+            except ConfigError as error:
+                raise ConfigError(f"services.{name}: {error}") from None
+        self._groups = await host_envs(
+            config.env,
+            pipeline_depth=services.env.pipeline_depth,
+            seed=config.train.seed,
+            log=self._log,
+            inline_below_us=services.env.step_inline_below_us,
+        )
+        self._driver = Driver(services, self._groups, self._control, on_failure=self._cannot_go_on)
+        self._driver.start()
+        rows = sum(group.meta.num_envs or 0 for group in self._groups)
+        _LOG.info("%d rows in %d groups are reset", rows, len(self._groups))
+
+    async def drain(self, deadline_s: float) -> None:
+        """Ends the actors after the step in flight and waits until what they inserted is acked."""
+        if self._driver is not None:
+            await self._driver.stop(deadline_s - _DRAIN_MARGIN_S)
+
+    async def close(self) -> None:
+        """Closes the envs."""
+        if self._driver is not None:
+            await self._driver.stop(0.0)
+        for group in self._groups:
+            await group.close()
+
+    def _cannot_go_on(self, error: RLightningError) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
+            self.failure.exception()  # or asyncio complains where nobody looks at it
+
+    async def _describe(self, request: pb.EnvServiceDescribeRequest, context: Context) -> bytes:
+        if request.episode_cursor < 0:
+            raise InvalidRequestError(f"episode_cursor: {request.episode_cursor} is below 0")
+        response, writer = pb.EnvServiceDescribeResponse(), Writer()
+        response.library_version = LIBRARY_VERSION
+        for group in self._groups:
+            fill_env_meta(response.envs.add(), group.meta, writer)
+        response.actor_running = self._control.running
+        response.env_steps = sum(group.env_steps for group in self._groups)
+        for episode in self._log.since(request.episode_cursor):
+            _fill_episode(response.episodes.add(), episode)
+        response.episode_cursor = self._log.cursor
+        stats = {} if self._driver is None else self._driver.stats()
+        fill_value(response.stats, stats, writer)
+        return writer.finish(response)
+
+    async def _steer(self, request: pb.ControlRequest, context: Context) -> pb.ControlResponse:
+        if request.actor == pb.ACTOR_COMMAND_PAUSE:
+            self._control.pause()
+            await self._control.wait_idle(_PAUSE_S)
+        if request.env != pb.ENV_COMMAND_UNSPECIFIED:
+            await self._command(request.env)
+        if request.actor == pb.ACTOR_COMMAND_START:
+            self._control.start()
+        return pb.ControlResponse(actor_running=self._control.running)
+
+    async def _command(self, command: pb.EnvCommand) -> None:
+        name = _ENV_COMMANDS.get(command)
+        if name is None:
+            raise InvalidRequestError(f"env: there is no command {command}")
+        if self._control.running:
+            raise PreconditionError("pause the actors before a command for envs")
+        if not self._control.idle:
+            raise PreconditionError("an actor still ends its step; try again")
+        for group in self._groups:
+            await group.call(lambda env: getattr(env, name)())
+        if command in _NEEDS_RESET:
+            self._control.reset_envs()
+
+
+def _fill_episode(message: pb.EpisodeRecord, episode: EpisodeRecord) -> None:
+    message.env_id = episode.env_id
+    message.row = episode.row
+    message.episode_id = episode.episode_id
+    message.episode_return = episode.episode_return
+    message.length = episode.length
+    if episode.seed is not None:
+        message.seed = episode.seed
+    message.policy_version = episode.policy_version
+    message.reason = episode.reason
+    message.ts_end_ns = episode.ts_end_ns

@@ -1,0 +1,1 @@
+"""The policy server: batched inference with versioned weights over gRPC."""

@@ -1,0 +1,304 @@
+"""Decodes requests, asks the policy host, encodes answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rlightning.errors import (
+    CodecError,
+    InvalidRequestError,
+    PolicyError,
+    PreconditionError,
+    ResourceExhaustedError,
+    RLightningError,
+)
+from rlightning.policy.batcher import Pending
+from rlightning.policy.remote_policy import SERVICE
+from rlightning.policy.weight_store import Weights
+from rlightning.rpc.handlers import Context, Handler, stream_unary, unary_stream, unary_unary
+from rlightning.rpc.protocol import LIBRARY_VERSION, Arrival, stamp
+from rlightning.rpc.session import Session, SessionHandler, SessionMethod, SessionRegistry
+from rlightning.rpc.status import to_error_status
+from rlightning.types import Mode
+from rlightning.utils.config import MainConfig, RpcConfig
+from rlightning.v1 import policy_service_pb2 as pb
+from rlightning.wire import (
+    Reader,
+    Writer,
+    fill_policy_response,
+    fill_value,
+    read_env_ret,
+    split_batch,
+)
+
+if TYPE_CHECKING:
+    from rlightning.policy.host import PolicyHost
+
+_LOG = logging.getLogger(__name__)
+
+
+class PolicyService:
+    """`rlightning.v1.PolicyService` over one `PolicyHost`.
+
+    Args:
+        config: Sections `policy` and `services.policy`.
+    """
+
+    name = SERVICE
+    scopes: Mapping[str, str] = {
+        "Act": "actor",
+        "PublishWeights": "learner",
+        "PullWeights": "learner",
+        "Describe": "learner",
+    }
+    # A learner may bring the first weights, which a server without initial ones waits for.
+    early_methods = ("PublishWeights", "Describe")
+
+    def __init__(self, config: MainConfig) -> None:
+        self._config = config.policy
+        self._rpc = config.services.policy.rpc
+        self._host: PolicyHost | None = None
+        self._hosting = asyncio.Event()
+        self._registry = SessionRegistry(self._rpc, f"/{SERVICE}/Act")
+        self._acting = ActHandler(self._rpc)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Returns the handlers of all methods."""
+        return {
+            "Act": SessionMethod(self._registry, self._acting),
+            "PublishWeights": stream_unary(pb.PublishWeightsRequest, self._publish_weights),
+            "PullWeights": unary_stream(pb.PullWeightsRequest, self._pull_weights),
+            "Describe": unary_unary(pb.PolicyServiceDescribeRequest, self._describe),
+        }
+
+    async def start(self) -> None:
+        """Imports torch and the policy, and returns when it may act."""
+        # In a thread, since the import takes a second or more and health must answer meanwhile.
+        module: Any = await asyncio.to_thread(import_module, "rlightning.policy.host")
+        host: PolicyHost = await asyncio.to_thread(module.PolicyHost, self._config)
+        await host.start()
+        self._host = self._acting.host = host
+        self._hosting.set()
+        await host.ready()
+
+    async def drain(self, deadline_s: float) -> None:
+        """Waits until every request that came has its answer."""
+        await self._acting.drain(deadline_s)
+
+    async def close(self) -> None:
+        """Ends the inference thread."""
+        if self._host is not None:
+            await self._host.close()
+
+    async def _hosted(self) -> PolicyHost:
+        await self._hosting.wait()
+        assert self._host is not None
+        return self._host
+
+    async def _publish_weights(
+        self, requests: AsyncIterator[pb.PublishWeightsRequest], context: Context
+    ) -> pb.PublishWeightsResponse:
+        host = await self._hosted()
+        weights = await self._receive(requests)
+        await host.publish(weights)
+        _LOG.debug("policy version %d is in use", weights.version)
+        return pb.PublishWeightsResponse(policy_version=host.version)
+
+    async def _receive(self, requests: AsyncIterator[pb.PublishWeightsRequest]) -> Weights:
+        """Reads header and chunks; holds no more than the header announced."""
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("body") != "header":
+            raise InvalidRequestError("the first message must be the header")
+        header = first.header
+        cap = self._config.max_weights_bytes
+        if not 0 < header.total_bytes <= cap:
+            raise ResourceExhaustedError(
+                f"weights of {header.total_bytes} bytes; policy.max_weights_bytes of the server "
+                f"allows {cap}",
+                reason="WEIGHTS_TOO_LARGE",
+            )
+        digest = hashlib.sha256()
+        parts: list[bytes] = []
+        received = 0
+        async for request in requests:
+            received += len(request.chunk)
+            if request.WhichOneof("body") != "chunk" or received > header.total_bytes:
+                raise InvalidRequestError(
+                    f"expected chunks of {header.total_bytes} bytes in all, as announced"
+                )
+            parts.append(request.chunk)
+            await asyncio.to_thread(digest.update, parts[-1])
+        if received != header.total_bytes or digest.digest() != header.sha256:
+            raise InvalidRequestError(
+                f"{received} of {header.total_bytes} bytes came, with SHA-256 "
+                f"{digest.hexdigest()}, expected {header.sha256.hex()}"
+            )
+        data = await asyncio.to_thread(b"".join, parts)
+        return Weights(header.policy_version, data, header.sha256)
+
+    async def _pull_weights(
+        self, request: pb.PullWeightsRequest, context: Context
+    ) -> AsyncIterator[pb.PullWeightsResponse]:
+        host = await self._hosted()
+        # Somewhat less than the caller's time, so that the error still reaches it.
+        left_s = context.time_remaining()
+        timeout_s = self._rpc.lease_s if left_s is None else 0.9 * left_s
+        await host.wait_for_version(request.min_policy_version, timeout_s)
+        weights = host.weights
+        header = pb.WeightsHeader(
+            policy_version=weights.version,
+            total_bytes=len(weights.data),
+            sha256=weights.sha256,
+        )
+        yield pb.PullWeightsResponse(header=header)
+        for _, part in split_batch(weights.data):
+            yield pb.PullWeightsResponse(chunk=bytes(part))
+
+    async def _describe(self, request: pb.PolicyServiceDescribeRequest, context: Context) -> bytes:
+        host = await self._hosted()
+        response = pb.PolicyServiceDescribeResponse(
+            library_version=LIBRARY_VERSION,
+            policy_version=host.version,
+            sessions=self._registry.open_count,
+        )
+        writer = Writer()
+        fill_value(response.stats, host.describe(), writer)
+        return writer.finish(response)
+
+
+@dataclass
+class _Group:
+    """What the server keeps of one session: the last request, and so its answer."""
+
+    seq: int = 0
+    pending: Pending | None = None
+    streams: int = field(default=0)
+
+
+class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
+    """Serves the sessions of `Act`.
+
+    Attributes:
+        host: Set once the service has one; sessions open only after that.
+    """
+
+    request_type = pb.ActRequest
+    response_type = pb.ActResponse
+
+    def __init__(self, rpc: RpcConfig) -> None:
+        self.host: PolicyHost | None = None
+        self._wait_s = rpc.lease_s
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def on_open(self, session: Session, reader: Reader[pb.ActRequest]) -> pb.ActResponse:
+        """Lets the session's group ask; waits for the weights it needs."""
+        if session.spec is None:
+            raise InvalidRequestError("hello names no spec: which spaces will ask?")
+        host = self._hosted()
+        await host.open_group(
+            session.spec,
+            min_version=reader.message.hello.min_policy_version,
+            timeout_s=self._wait_s,
+        )
+        if not isinstance(session.state, _Group):
+            session.state = _Group()
+        session.state.streams += 1
+        response = pb.ActResponse()
+        response.welcome.policy_version = host.version
+        return response
+
+    async def on_close(self, session: Session, *, resumable: bool) -> None:
+        """Stops to wait for the group, once for each stream that opened it."""
+        group: _Group = session.state
+        if group.streams:
+            group.streams -= 1
+            self._hosted().close_group()
+
+    async def on_message(self, session: Session, reader: Reader[pb.ActRequest]) -> None:
+        """Queues a step, or finds the answer it already has."""
+        if reader.message.WhichOneof("body") != "step":
+            raise InvalidRequestError("expected a step")
+        step = reader.message.step
+        arrival = session.arrival
+        group: _Group = session.state
+        if step.seq < group.seq or step.seq < 1:
+            raise PreconditionError(
+                f"request {step.seq} came after {group.seq}: its answer is no longer kept",
+                reason="SEQ",
+            )
+        pending = group.pending
+        if step.seq > group.seq or pending is None:
+            try:
+                pending = self._hosted().enqueue(
+                    read_env_ret(step.env_ret, reader),
+                    Mode.EXPLOIT if step.mode == pb.MODE_EXPLOIT else Mode.EXPLORE,
+                    received_ns=arrival.received_ns,
+                    timeout_us=arrival.timeout_us,
+                )
+            except RLightningError as error:
+                # Nothing was inferred, so the same number may be tried again.
+                await self._send_error(session, step.seq, error, arrival)
+                return
+            group.seq, group.pending = step.seq, pending
+        if pending.done or self._hosted().batcher.prompt:
+            await self._answer(session, step.seq, pending, arrival)
+        else:
+            # Not awaited here: the stream's heartbeats must be read during a long inference.
+            task = asyncio.create_task(self._answer(session, step.seq, pending, arrival))
+            self._answering.add(task)
+            task.add_done_callback(self._answered)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Waits until what was asked is answered."""
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=deadline_s)
+
+    async def _answer(self, session: Session, seq: int, pending: Pending, arrival: Arrival) -> None:
+        try:
+            policy_response, stages = await pending.wait()
+        except RLightningError as error:
+            await self._send_error(session, seq, error, arrival)
+            return
+        writer = Writer()
+        response = pb.ActResponse()
+        answer = response.answer
+        answer.seq = seq
+        times = answer.stages
+        times.queue_us = stages.queue_us
+        times.batch_wait_us = stages.batch_wait_us
+        times.inference_us = stages.inference_us
+        times.batch_rows = stages.batch_rows
+        try:
+            policy_response.mark_policy_sent()
+            fill_policy_response(answer.response, policy_response, writer)
+            stamp(response, arrival)
+            await session.send(writer.finish(response))
+        except CodecError as error:
+            wrong = PolicyError(f"the policy's answer cannot be sent: {error}")
+            await self._send_error(session, seq, wrong, arrival)
+        except ResourceExhaustedError as error:
+            await self._send_error(session, seq, error, arrival)
+
+    async def _send_error(
+        self, session: Session, seq: int, error: RLightningError, arrival: Arrival
+    ) -> None:
+        response = pb.ActResponse()
+        response.answer.seq = seq
+        response.answer.error.CopyFrom(to_error_status(error))
+        await session.send(response, answers=arrival)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._answering.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("an answer was not sent", exc_info=error)
+
+    def _hosted(self) -> PolicyHost:
+        if self.host is None:
+            raise PreconditionError("the server is still starting")
+        return self.host

@@ -1,0 +1,89 @@
+"""What the tree itself promises: packages, layers' neighbours, banned constructs, docs that name what exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [
+    p
+    for folder in ("rlightning", "services")
+    for p in (ROOT / folder).rglob("*.py")
+    if "_pb2" not in p.name
+]
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    listed = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    )
+    there = {
+        ".".join(p.parent.relative_to(ROOT).parts)
+        for p in (ROOT / "rlightning").rglob("__init__.py")
+    }
+    there |= {
+        ".".join(("rlightning", *p.parent.relative_to(ROOT).parts))
+        for p in (ROOT / "services").rglob("__init__.py")
+    }
+    assert listed == there
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^\s*(import|from) (pickle|cloudpickle|dill)\b",
+        r"torch\.load\(",
+        r"allow_pickle\s*=\s*True",
+        r"""get_context\(["']fork""",
+        r"os\.fork\(",
+        r"add_insecure_port\(.*0\.0\.0\.0",
+    ],
+)
+def test_nothing_unpickles_or_forks(pattern: str) -> None:
+    hits = [
+        f"{p.relative_to(ROOT)}" for p in SOURCES if re.search(pattern, p.read_text(), re.MULTILINE)
+    ]
+    assert not hits
+
+
+def test_only_two_places_read_the_environment() -> None:
+    allowed = {Path("rlightning/utils/utils.py")}
+    readers = [
+        p.relative_to(ROOT)
+        for p in SOURCES
+        if re.search(r"os\.(environ|getenv)", p.read_text())
+        and p.relative_to(ROOT) not in allowed
+        and not p.is_relative_to(ROOT / "rlightning" / "utils" / "config")
+    ]
+    assert not readers
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["", ".types", ".wire", ".rpc", ".env", ".buffer", ".policy", ".actor", ".cluster", ".cli"],
+)
+def test_importing_costs_no_heavy_library(module: str) -> None:
+    code = f"import sys, rlightning{module}; print(sorted({{'torch', 'tensordict', 'torchrl'}} & set(sys.modules)))"
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout.strip() == "[]"
+
+
+def test_documents_name_files_that_exist() -> None:
+    docs = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    missing = [
+        f"{doc.relative_to(ROOT)} -> {target}"
+        for doc in docs
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", doc.read_text())
+        if not (doc.parent / target).exists()
+    ]
+    assert not missing

@@ -1,0 +1,261 @@
+"""Inserts over real sockets: exactly once, bounded, and refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from rlightning.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    ResourceExhaustedError,
+)
+from rlightning.testing.waiting import assert_eventually
+from rlightning.types import PolicyResponse
+from tests.integration.buffer.harness import (
+    act,
+    asking,
+    buffer_server,
+    check_rollout,
+    inserting,
+    keep_acting,
+    raw_writer,
+    sampling,
+)
+from tests.unit.buffer.scripted import ScriptedEnv, answer, check_transitions
+
+
+async def test_rollouts_of_all_groups_arrive_whole() -> None:
+    envs = [
+        ScriptedEnv(3, lambda row, episode: (5 + row, row == 1), env_id=f"cp-{i}") for i in (0, 1)
+    ]
+    async with (
+        buffer_server() as buffers,
+        inserting(buffers.address, envs[0].meta) as first,
+        inserting(buffers.address, envs[1].meta) as second,
+        sampling(buffers.address) as learner,
+    ):
+        tasks = [
+            asyncio.create_task(keep_acting(client, env))
+            for client, env in zip((first, second), envs, strict=True)
+        ]
+        for rollout in range(6):
+            batch = await learner.next_batch(5)
+            check_rollout(batch, 8, 6)
+            assert batch.metadata["rollout"] == rollout
+            assert batch.metadata["env_ids"] == ["cp-0", "cp-1"]
+            assert batch.columns["action_source"].dtype == np.int8
+            assert batch.columns["policy_version"].dtype == np.int64
+            assert batch.columns["terminated"].any()
+        for task in tasks:
+            task.cancel()
+
+
+async def test_a_repeated_message_is_acked_and_not_stored_again() -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server() as buffers, raw_writer(buffers.address, env.meta) as writer:
+        assert (await writer.hello()).next_seq == 1
+        rets = [env.reset(), env.step(), env.step()]
+        for seq, env_ret in enumerate(rets[:2], 1):
+            await writer.insert(seq, env_ret, answer(env_ret))
+        for seq in (1, 2, 2):
+            await writer.insert(seq, rets[seq - 1], answer(rets[seq - 1]))
+        await writer.insert(3, rets[2], answer(rets[2]))
+        await writer.acked(3)
+        async with asking(buffers.address) as client:
+            assert check_transitions(await client.get()) == 4
+            stats = (await client.describe()).stats
+        assert stats["duplicates_total"] == 3
+        assert stats["tables"]["default"]["lost"] == 0
+
+
+async def test_a_gap_is_answered_with_the_expected_number() -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server() as buffers, raw_writer(buffers.address, env.meta) as writer:
+        await writer.hello()
+        env_ret = env.reset()
+        await writer.insert(4, env_ret, answer(env_ret))
+        ack = (await writer.read()).ack
+        assert (ack.seq, ack.expected_seq) == (0, 1)
+        await writer.insert(1, env_ret, answer(env_ret))
+        await writer.acked(1)
+
+
+async def test_a_resumed_writer_goes_on_where_it_was_and_joins_its_rows() -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server() as buffers:
+        async with raw_writer(buffers.address, env.meta) as writer:
+            await writer.hello()
+            env_ret = env.reset()
+            await writer.insert(1, env_ret, answer(env_ret))
+            await writer.acked(1)
+            token = writer.token
+        async with raw_writer(buffers.address, env.meta, token=token) as writer:
+            welcome = await writer.hello()
+            assert (welcome.next_seq, welcome.session.epoch) == (2, 2)
+            await writer.insert(1, env_ret, answer(env_ret))
+            env_ret = env.step()
+            await writer.insert(2, env_ret, answer(env_ret))
+            await writer.acked(2)
+        async with asking(buffers.address) as client:
+            assert check_transitions(await client.get()) == 2
+
+
+async def test_a_new_writer_of_an_env_begins_a_segment() -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server() as buffers:
+        async with raw_writer(buffers.address, env.meta, "one") as one:
+            await one.hello()
+            for seq, env_ret in enumerate([env.reset(), env.step()], 1):
+                await one.insert(seq, env_ret, answer(env_ret))
+            await one.acked(2)
+            async with raw_writer(buffers.address, env.meta, "two") as two:
+                assert (await two.hello()).next_seq == 1
+                for seq, env_ret in enumerate([env.step(), env.step()], 1):
+                    await two.insert(seq, env_ret, answer(env_ret))
+                await two.acked(2)
+                columns = buffers.table.buffer.get_all()
+                assert check_transitions(columns) == 4
+                np.testing.assert_array_equal(columns["cut"], [1, 0, 1, 0])
+            # The first one's end must not take the rows of the second away.
+        await assert_eventually(lambda: not buffers.table.producers, 15)
+
+
+async def test_a_full_buffer_withholds_acks_until_a_rollout_is_acked() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server(rollout_length=4, max_rollouts=2) as buffers,
+        inserting(buffers.address, env.meta, window_messages=3) as client,
+        sampling(buffers.address) as learner,
+    ):
+        acting = asyncio.create_task(keep_acting(client, env))
+        # 2 rollouts of 4, the observation after them, and a full window.
+        await assert_eventually(lambda: buffers.table.buffer.rollouts.held == 2)
+        with pytest.raises(DeadlineExceededError):
+            await client.flush(0.3)
+        assert buffers.table.buffer.rollouts.formed == 2
+        assert client.acked == 9
+        newest = []
+        for rollout in range(5):
+            batch = await learner.next_batch(5)
+            check_rollout(batch, 4, 2)
+            newest.append(int(batch.columns["policy_version"].max()))
+            assert buffers.table.buffer.rollouts.formed <= rollout + 2
+        assert newest == [3, 7, 11, 15, 19]
+        assert not acting.done()
+        acting.cancel()
+
+
+async def test_heartbeats_go_on_while_acks_are_withheld() -> None:
+    env = ScriptedEnv(1)
+    async with (
+        buffer_server(rollout_length=1, max_rollouts=1) as buffers,
+        inserting(buffers.address, env.meta) as client,
+    ):
+        acting = asyncio.create_task(act(client, env, 30))
+        await asyncio.sleep(2.5)  # more than a lease
+        assert client.resent == 0
+        assert not acting.done()
+        async with sampling(buffers.address) as learner:
+            for _ in range(30):
+                await learner.next_batch(5)
+        await acting
+
+
+async def test_a_row_that_does_not_fit_is_refused_and_the_session_lives_on() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server(rollout_length=2) as buffers,
+        inserting(buffers.address, env.meta) as client,
+        asking(buffers.address) as asker,
+    ):
+        await act(client, env, 1)
+        bad = env.step()
+        bad.observation = bad.observation.astype(np.float64)
+        await client.insert(bad, answer(bad))
+        with pytest.raises(InvalidRequestError, match="observation: expected float32, got float64"):
+            await client.flush(5)
+        env_ret = env.step()
+        await client.insert(env_ret, answer(env_ret))
+        await client.insert(env.step(), None)
+        await client.flush(5)
+        columns = await asker.get()
+        assert check_transitions(columns) == 4
+        np.testing.assert_array_equal(columns["cut"], [1, 0, 1, 0])
+        status = await asker.describe()
+        assert status.stats["refused_total"] == 1
+        assert status.tables["default"].writers == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ({"table": "other"}, "no table 'other'"),
+        ({"response": PolicyResponse("env", action=np.zeros(3))}, r"action: expected shape \[2\]"),
+        ({"response": PolicyResponse("env", reward=np.zeros(2))}, "reward: .* of this name"),
+        ({"response": PolicyResponse("else", action=np.zeros(2))}, "Mismatched env_id"),
+        ({"env_ret": None}, r"items\[0\]\.env_ret: missing"),
+        ({"cut_rows": [5]}, "cut_rows: expected ascending numbers below 2"),
+    ],
+)
+async def test_bad_items_are_named(spoil: dict, message: str) -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server() as buffers, raw_writer(buffers.address, env.meta) as writer:
+        await writer.hello()
+        first = env.reset()
+        fields = {"env_ret": first, "response": answer(first), **spoil}
+        await writer.insert(1, **fields)
+        ack = (await writer.read()).ack
+        assert ack.seq == 0
+        with pytest.raises(AssertionError, match=message):
+            raise AssertionError(ack.error.message)
+        env_ret = env.step()
+        await writer.insert(2, env_ret, answer(env_ret))
+        await writer.acked(2)
+
+
+async def test_another_env_id_than_the_declared_one_is_refused() -> None:
+    env, other = ScriptedEnv(2), ScriptedEnv(2, env_id="other")
+    async with buffer_server() as buffers, inserting(buffers.address, env.meta) as client:
+        env_ret = other.reset()
+        await client.insert(env_ret, answer(env_ret))
+        with pytest.raises(InvalidRequestError, match="expected 'env', got 'other'"):
+            await client.flush(5)
+
+
+async def test_an_item_beyond_the_cap_is_not_sent_and_names_the_key() -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server() as buffers, inserting(buffers.address, env.meta) as client:
+        env_ret = env.reset()
+        env_ret.info = {"video": np.zeros(2**21, np.uint8)}
+        with pytest.raises(
+            ResourceExhaustedError, match=r"services\.buffer\.rpc\.info_budget_bytes"
+        ):
+            await client.insert(env_ret, answer(env_ret))
+        await act(client, env, 2)
+        await client.flush(5)
+
+
+async def test_describe_clear_and_truncate() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server(rollout_length=4) as buffers,
+        inserting(buffers.address, env.meta) as client,
+        asking(buffers.address) as asker,
+    ):
+        await act(client, env, 5, last=False)
+        await client.flush(5)
+        status = await asker.describe()
+        table = status.tables["default"]
+        assert (table.size, table.capacity, table.inserted_total) == (8, 16, 8)
+        assert status.stats["tables"]["default"]["rollouts_ready"] == 1
+        assert status.stats["latency"]["store"]["count"] == 5
+        assert check_transitions(await asker.get([0, -1])) == 2
+        with pytest.raises(InvalidRequestError, match="index 99"):
+            await asker.get([99])
+        assert await asker.truncate(["env"]) == 2
+        assert await asker.truncate(["env"]) == 0
+        assert await asker.clear() == 8
+        assert (await asker.describe()).tables["default"].size == 0

@@ -1,0 +1,287 @@
+"""Samples over real sockets: two phases, fetched ahead, and silent producers named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlightning.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from rlightning.rpc.channel import connect
+from rlightning.testing.proxy import FaultProxy
+from rlightning.testing.waiting import assert_eventually
+from rlightning.types import EnvRet, PolicyResponse
+from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.wire import ChunkJoiner, Reader
+from tests.integration.buffer.harness import (
+    FAST,
+    act,
+    buffer_server,
+    check_rollout,
+    inserting,
+    keep_acting,
+    sampling,
+)
+from tests.unit.buffer.scripted import ScriptedEnv, check_transitions, meta
+
+
+class RawLearner:
+    """A Sample stream message by message."""
+
+    def __init__(self, call: Any, token: str) -> None:
+        self.call = call
+        self.token = token
+
+    async def hello(self) -> pb.SampleWelcome:
+        request = pb.SampleRequest()
+        request.hello.session.protocol_version = 1
+        request.hello.session.client_id = "raw"
+        request.hello.session.resume_token = self.token
+        await self.call.write(request.SerializeToString())
+        welcome = (await self.read()).welcome
+        self.token = welcome.session.resume_token
+        return welcome
+
+    async def credit(self, batches: int) -> None:
+        request = pb.SampleRequest(credit=pb.SampleCredit(batches=batches))
+        await self.call.write(request.SerializeToString())
+
+    async def ack(self, batch_id: int) -> None:
+        await self.call.write(
+            pb.SampleRequest(ack=pb.SampleAck(batch_id=batch_id)).SerializeToString()
+        )
+
+    async def read(self) -> pb.SampleResponse:
+        return Reader(pb.SampleResponse, await asyncio.wait_for(self.call.read(), 5)).message
+
+    async def batch(self) -> tuple[int, bytes]:
+        """Reads one batch; returns its number and its bytes."""
+        joiner = None
+        while True:
+            chunk = (await self.read()).chunk
+            assert len(chunk.data) < 2**20
+            joiner = joiner or ChunkJoiner(chunk.total_bytes, max_bytes=2**30)
+            whole = joiner.add(chunk.offset, chunk.data)
+            if whole is not None:
+                return chunk.batch_id, bytes(whole)
+
+
+@asynccontextmanager
+async def raw_learner(address: str, token: str = "") -> AsyncIterator[RawLearner]:
+    async with connect(address, rpc=FAST) as channel:
+        call = channel.stream_stream("/rlightning.v1.BufferService/Sample")()
+        try:
+            yield RawLearner(call, token)
+        finally:
+            call.cancel()
+
+
+async def test_an_unacked_batch_comes_again_unchanged() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server() as buffers,
+        inserting(buffers.address, env.meta) as client,
+    ):
+        acting = asyncio.create_task(keep_acting(client, env))
+        async with raw_learner(buffers.address) as learner:
+            await learner.hello()
+            await learner.credit(2)
+            first, second = await learner.batch(), await learner.batch()
+            assert (first[0], second[0]) == (1, 2)
+        async with raw_learner(buffers.address, learner.token) as again:
+            assert (await again.hello()).session.resumed
+            await again.credit(0)
+            assert [await again.batch(), await again.batch()] == [first, second]
+            await again.ack(1)
+            await again.credit(1)
+            assert (await again.batch())[0] == 3
+        async with raw_learner(buffers.address, again.token) as last:
+            await last.hello()
+            await last.ack(2)
+            await last.credit(0)
+            assert (await last.batch())[0] == 3
+        acting.cancel()
+
+
+async def test_what_a_learner_did_not_ack_is_for_the_next_one() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server() as buffers,
+        inserting(buffers.address, env.meta) as client,
+    ):
+        acting = asyncio.create_task(keep_acting(client, env))
+        async with sampling(buffers.address) as learner:
+            for rollout in range(3):
+                assert (await learner.next_batch(5)).metadata["rollout"] == rollout
+        async with sampling(buffers.address) as learner:
+            batch = await learner.next_batch(5)
+            assert batch.metadata["rollout"] == 2
+            check_rollout(batch, 8, 2)
+        acting.cancel()
+
+
+async def test_a_cut_connection_loses_and_repeats_nothing() -> None:
+    envs = [ScriptedEnv(2, lambda row, episode: (7, True), env_id=f"cp-{i}") for i in (0, 1)]
+    async with (
+        buffer_server(rollout_length=4) as buffers,
+        FaultProxy(buffers.address) as proxy,
+        inserting(proxy.address, envs[0].meta) as first,
+        inserting(proxy.address, envs[1].meta) as second,
+        sampling(proxy.address) as learner,
+    ):
+        acting = [
+            asyncio.create_task(keep_acting(client, env))
+            for client, env in zip((first, second), envs, strict=True)
+        ]
+        before: dict[int, Any] = {}
+        for rollout in range(40):
+            if rollout % 5 == 2:
+                proxy.reset()
+            if rollout % 5 == 4:
+                proxy.cut()
+            batch = await learner.next_batch(10)
+            assert batch.metadata["rollout"] == rollout
+            check_rollout(batch, 4, 4)
+            for row in range(4):
+                last = before.get(row)
+                now = {name: batch.columns[name][:, row] for name in ("step", "episode_id")}
+                if last is not None:  # the rollouts of a row follow each other without a gap
+                    ended = last["done"]
+                    assert now["step"][0] == (0 if ended else last["step"] + 1)
+                done = batch.columns["terminated"][-1, row]
+                before[row] = {"step": now["step"][-1], "done": bool(done)}
+        assert first.resent + second.resent > 0
+        counters = buffers.table.buffer.counters
+        assert (counters.lost, counters.segments) == (0, 0)
+        for task in acting:
+            task.cancel()
+
+
+async def test_a_silent_producer_is_named_to_the_learner_and_the_stream_lives_on() -> None:
+    busy, silent = ScriptedEnv(2, env_id="busy"), ScriptedEnv(2, env_id="silent")
+    async with (
+        buffer_server(producer_timeout_s=0.4) as buffers,
+        inserting(buffers.address, busy.meta) as client,
+        inserting(buffers.address, silent.meta) as quiet,
+        sampling(buffers.address) as learner,
+    ):
+        acting = asyncio.create_task(keep_acting(client, busy))
+        with pytest.raises(UnavailableError, match="env 'silent' .* last heard 0") as caught:
+            await learner.next_batch(5)
+        assert caught.value.reason == "PRODUCER_SILENT"
+        assert "busy" not in str(caught.value)
+        await act(quiet, silent, 8)
+        assert (await learner.next_batch(5)).metadata["env_ids"] == ["busy", "silent"]
+        acting.cancel()
+
+
+async def test_no_producer_at_all_is_said_too() -> None:
+    async with (
+        buffer_server(producer_timeout_s=0.2) as buffers,
+        sampling(buffers.address) as learner,
+    ):
+        with pytest.raises(UnavailableError, match="no producer writes to table 'default'"):
+            await learner.next_batch(5)
+
+
+async def test_a_producer_that_leaves_for_good_is_not_waited_for() -> None:
+    one, two = ScriptedEnv(2, env_id="one"), ScriptedEnv(2, env_id="two")
+    async with (
+        buffer_server() as buffers,
+        inserting(buffers.address, one.meta) as client,
+        sampling(buffers.address) as learner,
+    ):
+        acting = asyncio.create_task(keep_acting(client, one))
+        async with inserting(buffers.address, two.meta) as other:
+            await act(other, two, 3)
+            await other.flush(5)
+            with pytest.raises(DeadlineExceededError):
+                await learner.next_batch(0.2)
+        assert (await learner.next_batch(5)).metadata["env_ids"] == ["one"]
+        assert buffers.table.buffer.counters.discarded == 6
+        acting.cancel()
+
+
+async def test_large_batches_come_in_parts_and_within_a_cap() -> None:
+    space = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    spec = meta(32, observation=space)
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 255, (6, 32, 64, 64, 3), np.uint8)
+
+    def item(step: int) -> tuple[EnvRet, PolicyResponse]:
+        env_ret = EnvRet("env", frames[step], np.full(32, step), episode_id=np.arange(32))
+        env_ret.last_terminated = env_ret.last_truncated = np.zeros(32, bool)
+        env_ret.step = np.full(32, step)
+        return env_ret, PolicyResponse("env", action=np.full(32, step))
+
+    async with (
+        buffer_server(rollout_length=5) as buffers,
+        inserting(buffers.address, spec) as client,
+    ):
+        for step in range(6):
+            await client.insert(*item(step))
+        async with sampling(buffers.address, max_batch_bytes=2**20) as small:
+            with pytest.raises(ResourceExhaustedError, match="max_batch_bytes"):
+                await small.next_batch(5)
+        async with sampling(buffers.address) as learner:
+            batch = await learner.next_batch(5)
+            np.testing.assert_array_equal(batch.columns["observation"], frames[:5])
+            np.testing.assert_array_equal(batch.columns["next_observation"], frames[1:])
+            assert not batch.columns["observation"].flags.writeable
+
+
+async def test_a_replay_table_samples_again_and_again() -> None:
+    env = ScriptedEnv(2, lambda row, episode: (5, True))
+    async with (
+        buffer_server(type="ReplayBuffer", capacity=100, auto_truncate_episode=True) as buffers,
+        inserting(buffers.address, env.meta) as client,
+        sampling(buffers.address, batch_size=32) as learner,
+    ):
+        waiting = asyncio.create_task(learner.next_batch(5))
+        await act(client, env, 20)
+        for _ in range(5):
+            batch = await waiting
+            assert check_transitions(batch.columns) == 32
+            waiting = asyncio.create_task(learner.next_batch(5))
+        await waiting
+        assert buffers.table.buffer.size() == 40
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "message"),
+    [
+        ("RolloutBuffer", {"batch_size": 5}, "sends whole rollouts"),
+        ("ReplayBuffer", {}, "needs a batch_size"),
+    ],
+)
+async def test_a_batch_that_the_table_does_not_offer_is_refused(
+    table: str, options: dict[str, Any], message: str
+) -> None:
+    async with buffer_server(type=table) as buffers:
+        with pytest.raises(InvalidRequestError, match=message):
+            async with sampling(buffers.address, **options):
+                pass
+
+
+async def test_only_one_batch_is_fetched_ahead() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server(rollout_length=2, max_rollouts=6) as buffers,
+        inserting(buffers.address, env.meta) as client,
+        sampling(buffers.address) as learner,
+    ):
+        acting = asyncio.create_task(keep_acting(client, env))
+        await learner.next_batch(5)
+        await assert_eventually(lambda: buffers.table.buffer.rollouts.ready == 4)
+        assert buffers.table.sampled_total == 8
+        acting.cancel()

@@ -1,0 +1,228 @@
+"""The env server over real sockets: its actors, what it tells, how it is steered, how it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from rlightning.env.remote_client import EnvClient
+from rlightning.errors import InvalidRequestError, PreconditionError, RemoteError
+from rlightning.rpc.channel import connect
+from rlightning.rpc.server import serve
+from rlightning.services.buffer_server.servicer import BufferService
+from rlightning.services.env_server.servicer import EnvService
+from rlightning.services.policy_server.servicer import PolicyService
+from rlightning.testing import ServerProcess, assert_eventually
+from rlightning.utils.config import MainConfig
+
+ENVS = "tests.unit.env.envs"
+NOWHERE = "127.0.0.1:1"
+
+
+def main_config(*, policy=NOWHERE, buffer=NOWHERE, env=(), **sections):
+    cartpole = {"name": "cart", "backend": "gymnasium", "task": "CartPole-v1", "num_envs": 4}
+    return MainConfig.from_dict(
+        {
+            "env": {**cartpole, **dict(env)},
+            "policy": {"model_cfg": {"hidden": [8]}, "device": "cpu"},
+            # Nobody learns here, so there is room for all that a test can collect.
+            "buffer": {"type": "RolloutBuffer", "rollout_length": 64, "max_rollouts": 10_000},
+            "services": {"policy": {"address": policy}, "buffer": {"address": buffer}},
+            **sections,
+        }
+    )
+
+
+async def running(stack, service):
+    server = await serve(service)
+    stack.push_async_callback(server.stop, grace_s=5)
+    await server.ready()
+    return server
+
+
+@asynccontextmanager
+async def env_server(*, upstream=True, **kwargs):
+    """An env server with its client and, if wanted, the servers that it needs."""
+    async with AsyncExitStack() as stack:
+        if upstream:
+            config = main_config(**kwargs)
+            for name, service in (("policy", PolicyService), ("buffer", BufferService)):
+                kwargs[name] = (await running(stack, service(config))).address
+        service = EnvService(main_config(**kwargs))
+        server = await running(stack, service)
+        client = await stack.enter_async_context(EnvClient(server.address))
+        yield client, service
+
+
+async def test_it_is_ready_before_its_upstreams_and_describes_its_groups():
+    async with env_server(upstream=False) as (client, service):
+        status = await client.describe()
+        assert [(meta.env_id, meta.num_envs) for meta in status.envs] == [
+            ("cart-0-0", 2),
+            ("cart-0-1", 2),
+        ]
+        assert status.envs[0].observation_space.shape == (4,)
+        assert status.envs[0].action_space.n == 2
+        assert (status.env_steps, status.episodes, status.episode_cursor) == (0, [], 0)
+        assert status.actor_running
+        assert status.stats["groups"] == 2
+        assert not service.failure.done()
+
+
+async def test_actors_step_and_episodes_come_once_to_each_cursor():
+    async with env_server(train={"seed": 3}) as (client, _):
+        seen = []
+        cursor = 0
+
+        async def enough():
+            nonlocal cursor
+            status = await client.describe(cursor)
+            assert status.episode_cursor == cursor + len(status.episodes)
+            seen.extend(status.episodes)
+            cursor = status.episode_cursor
+            return len(seen) >= 20
+
+        await assert_eventually(enough, 30)
+        assert len({(e.env_id, e.episode_id) for e in seen}) == len(seen)
+        assert {e.env_id for e in seen} == {"cart-0-0", "cart-0-1"}
+        for episode in seen:
+            assert episode.episode_return == episode.length > 0
+            assert episode.reason in ("terminated", "truncated")
+            assert episode.seed is not None
+            assert episode.ts_end_ns > 0
+        status = await client.describe(cursor)
+        assert status.env_steps >= sum(e.length for e in seen)
+        latency = status.stats["latency"]
+        for stage in ("round_trip", "queue", "inference", "insert", "action_age", "env_step"):
+            assert latency[stage]["count"] > 0
+            assert latency[stage]["p99"] >= latency[stage]["p50"] >= 0
+        again = await client.describe(0)
+        assert len(again.episodes) == again.episode_cursor
+        with pytest.raises(InvalidRequestError, match="episode_cursor"):
+            await client.describe(-1)
+
+
+async def test_actors_are_paused_and_started():
+    async with env_server() as (client, service):
+
+        async def stepping():
+            return (await client.describe()).env_steps > 100
+
+        await assert_eventually(stepping, 30)
+        assert await client.control("pause") is False
+        status = await client.describe()
+        assert not status.actor_running
+        # Whatever was in flight is over: a pause is answered only then.
+        assert (await client.describe()).env_steps == status.env_steps
+        assert await client.control("start") is True
+
+        async def going_on():
+            return (await client.describe()).env_steps > status.env_steps
+
+        await assert_eventually(going_on, 10)
+        assert not service.failure.done()
+
+
+async def test_envs_take_commands_only_while_actors_are_paused():
+    env = {"evaluate_cfg": {"max_episode_steps": 5}}
+    async with env_server(env=env) as (client, service):
+        with pytest.raises(PreconditionError, match="pause"):
+            await client.control(env="apply_evaluate_cfg")
+        await client.control("pause", env="apply_evaluate_cfg")
+        cursor = (await client.describe()).episode_cursor
+        await client.control("start")
+
+        async def short():
+            episodes = (await client.describe(cursor)).episodes
+            ended = [e for e in episodes if e.reason != "cut"]
+            return len(ended) >= 4 and all(e.length <= 5 for e in ended)
+
+        await assert_eventually(short, 30)
+        for command in ("restore_evaluate_cfg", "offload", "reload"):
+            await client.control("pause", env=command)
+        await client.control("start")
+        assert not service.failure.done()
+
+
+async def test_unserved_methods_say_so():
+    async with env_server(upstream=False) as (client, _), connect(client.address) as channel:
+        for method in ("Attach", "Step"):
+            call = channel.stream_stream(f"/rlightning.v1.EnvService/{method}")()
+            assert (await call.code()).name == "UNIMPLEMENTED"
+
+
+async def test_an_actor_that_gives_up_fails_the_service():
+    async with env_server(env={"task": f"{ENVS}:AlwaysBreaking"}) as (client, service):
+        await assert_eventually(service.failure.done, 60)
+        error = service.failure.exception()
+        assert "actor of cart-0-" in str(error)
+        assert "the arm fell off" in str(error)
+        status = await client.describe()
+        assert status.stats["env_errors"] >= 10
+        assert "the arm fell off" in next(iter(status.stats["last_errors"].values()))
+
+
+async def test_an_env_that_breaks_now_and_then_goes_on():
+    async with env_server(env={"task": f"{ENVS}:SometimesBreaking"}) as (client, service):
+
+        async def broke_and_went_on():
+            status = await client.describe()
+            assert not service.failure.done(), service.failure.exception()
+            cut = [e for e in status.episodes if e.reason == "cut"]
+            return status.stats["env_errors"] >= 3 and len(cut) >= 3 and status.env_steps > 200
+
+        await assert_eventually(broke_and_went_on, 60)
+
+
+def server_process(tmp_path, text):
+    config = tmp_path / "config.yaml"
+    config.write_text(text)
+    command = ["-m", "rlightning.services.env_server", "--config", str(config)]
+    return ServerProcess(command, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        ("CartPol-v1", "gymnasium has no env 'CartPol-v1'; did you mean CartPole-v"),
+        (f"{ENVS}:WrongShape", r"expected float32[5], got float32[2]"),
+        (f"{ENVS}:Unmakeable", "no licence"),
+    ],
+)
+def test_an_env_that_cannot_be_hosted_ends_the_process_with_one_line(tmp_path, task, line):
+    text = f"""
+env: {{name: x, backend: gymnasium, task: "{task}", num_envs: 2}}
+services: {{policy: {{address: "{NOWHERE}"}}, buffer: {{address: "{NOWHERE}"}}}}
+"""
+    with server_process(tmp_path, text) as process:
+        assert process.child.wait(30) == 1
+        lines = process.log.strip().splitlines()
+        assert line in lines[-1]
+        assert "Traceback" not in process.log
+
+
+def test_a_server_without_upstream_addresses_says_so(tmp_path):
+    text = "env: {name: x, backend: gymnasium, task: CartPole-v1}"
+    with server_process(tmp_path, text) as process:
+        assert process.child.wait(30) == 1
+        assert "services.policy: no address to dial" in process.log
+
+
+async def test_a_server_that_is_not_there_is_a_typed_error():
+    async with EnvClient(NOWHERE) as client:
+        with pytest.raises(RemoteError, match=NOWHERE):
+            await client.describe(timeout_s=2)
+
+
+def test_the_process_imports_neither_torch_nor_tensordict():
+    code = (
+        "import sys, rlightning.services.env_server.servicer; "
+        "print({'torch', 'tensordict', 'torchrl'} & set(sys.modules))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout.strip() == "set()"

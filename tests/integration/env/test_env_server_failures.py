@@ -1,0 +1,127 @@
+"""An env server whose upstreams die, fill up, or never come."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from rlightning.env.remote_client import EnvClient
+from rlightning.testing import ServerProcess, assert_eventually
+
+CONFIG = """
+env: {name: cart, backend: gymnasium, task: CartPole-v1, num_envs: 4}
+policy: {model_cfg: {hidden: [8]}, device: cpu}
+buffer: {type: RolloutBuffer, rollout_length: 16, max_rollouts: %d}
+services:
+  grace_s: 8
+  policy: {listen: "127.0.0.1:%d"}
+  buffer: {listen: "127.0.0.1:%d"}
+"""
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Cluster:
+    """The three servers as processes on fixed ports, so that one can come back."""
+
+    def __init__(self, tmp_path, stack, *, max_rollouts=100_000, start=("policy", "buffer")):
+        config = tmp_path / "config.yaml"
+        config.write_text(CONFIG % (max_rollouts, *free_ports(2)))
+        self.servers = {}
+        for name in ("policy", "buffer", "env"):
+            (tmp_path / name).mkdir()
+            command = ["-m", f"rlightning.services.{name}_server", "--config", str(config)]
+            self.servers[name] = ServerProcess(command, tmp_path / name)
+            stack.callback(self._kill, name)
+        for name in (*start, "env"):
+            self.servers[name].start()
+        self.client = EnvClient(self.servers["env"].address())
+
+    def _kill(self, name):
+        if self.servers[name]._child is not None:
+            self.servers[name].child.kill()
+            self.servers[name].child.wait(10)
+
+    def kill(self, name):
+        self.servers[name].child.kill()
+        self.servers[name].child.wait(10)
+
+    async def steps(self):
+        return (await self.client.describe(self.cursor)).env_steps
+
+    cursor = 2**62  # no episodes, please
+
+    async def assert_stepping(self, more=200):
+        before = await self.steps()
+
+        async def stepped():
+            return await self.steps() > before + more
+
+        await assert_eventually(stepped, 30, "the envs are not stepped")
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("victim", ["policy", "buffer"])
+async def test_a_server_that_is_killed_and_comes_back(tmp_path, stack, victim):
+    cluster = Cluster(tmp_path, stack)
+    async with cluster.client as client:
+        await cluster.assert_stepping()
+        cluster.kill(victim)
+
+        async def stands_still():
+            before = await cluster.steps()
+            await client.describe()
+            return before == await cluster.steps()
+
+        await assert_eventually(stands_still, 10)
+        cluster.servers[victim].start()
+        await cluster.assert_stepping()
+        assert cluster.servers["env"].child.poll() is None
+        status = await client.describe()
+        assert {e.reason for e in status.episodes} <= {"terminated", "truncated"}
+    cluster.servers["env"].child.terminate()
+    assert cluster.servers["env"].child.wait(10) == 0
+
+
+async def test_servers_that_come_late(tmp_path, stack):
+    cluster = Cluster(tmp_path, stack, start=())
+    async with cluster.client as client:
+        assert (await client.describe()).env_steps == 0
+        for name in ("policy", "buffer"):
+            cluster.servers[name].start()
+        await cluster.assert_stepping()
+
+
+@pytest.mark.parametrize("start", [(), ("policy", "buffer")])
+async def test_the_end_does_not_wait_for_servers_that_let_nothing_happen(tmp_path, stack, start):
+    cluster = Cluster(tmp_path, stack, max_rollouts=1, start=start)
+    async with cluster.client:
+        if start:
+            await cluster.assert_stepping(16)
+
+            async def full():
+                before = await cluster.steps()
+                return before > 0 and before == await cluster.steps() == await cluster.steps()
+
+            await assert_eventually(full, 20)
+        else:
+            await cluster.steps()
+    begin = time.monotonic()
+    cluster.servers["env"].child.terminate()
+    assert cluster.servers["env"].child.wait(10) == 0
+    assert time.monotonic() - begin < 5
+    assert "Traceback" not in cluster.servers["env"].log

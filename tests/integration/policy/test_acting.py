@@ -1,0 +1,276 @@
+"""Acting over the network: answers, batches, errors, caps."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlightning.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    PolicyError,
+    PreconditionError,
+    RemoteError,
+    ResourceExhaustedError,
+)
+from rlightning.policy import PolicyClient
+from rlightning.testing import FaultProxy, assert_eventually
+from rlightning.types import EnvRet, Mode, Purpose
+from rlightning.utils.config import RpcConfig
+from tests.integration.policy.harness import acting, env_ret, policy_server, spec
+
+AWKWARD = "tests.integration.policy.harness:Awkward"
+LARGE = "tests.integration.policy.harness:Large"
+
+
+def vector(value: float, rows: int = 1) -> EnvRet:
+    return EnvRet("env", np.full((rows, 4), value, np.float32))
+
+
+async def test_an_answer_has_the_rows_that_asked_its_number_and_its_times() -> None:
+    async with policy_server() as server, acting(server.address, 8) as client:
+        for seq in (1, 2, 3):
+            response = await client.act(env_ret(8), purpose=Purpose.EVAL)
+            assert response.env_id == "env"
+            assert response.action.dtype == np.int64
+            assert response.log_prob.dtype == response.value.dtype == np.float32
+            assert response.action.shape == response.value.shape == (8,)
+            assert (response.seq, response.policy_version) == (seq, 0)
+            assert response.ts_policy_sent_ns > 0
+        for stage in ("act", "queue", "batch_wait", "inference"):
+            assert client.stats[stage].count == 3
+        server_time = sum(client.stats[s].total for s in ("queue", "batch_wait", "inference"))
+        assert server_time < client.stats["act"].total
+        description = await client.describe()
+        assert description.sessions == 1
+        assert description.stats["requests"] == 3
+        assert description.stats["rows"] == 24
+        assert description.stats["inference"]["count"] == 3
+
+
+async def test_one_row_without_a_leading_dimension_is_answered_without_one() -> None:
+    async with policy_server() as server, acting(server.address) as client:
+        response = await client.act(EnvRet("robot", np.zeros(4, np.float32)))
+        assert response.action.shape == ()
+
+
+async def test_rows_are_answered_the_same_whatever_shares_the_batch() -> None:
+    async with policy_server(max_wait_us=200_000) as server:
+        whole = env_ret(16)
+        async with acting(server.address, 16, client_id="all") as client:
+            together = await client.act(whole, mode=Mode.EXPLOIT)
+        clients = [PolicyClient(server.address, spec=spec(), client_id=f"c{i}") for i in range(16)]
+        await asyncio.gather(*(client.start() for client in clients))
+        alone = await asyncio.gather(
+            *(
+                client.act(EnvRet(f"c{i}", whole.observation[i : i + 1]), mode=Mode.EXPLOIT)
+                for i, client in enumerate(clients)
+            )
+        )
+        assert [response.env_id for response in alone] == [f"c{i}" for i in range(16)]
+        assert server.stats.batches == 2
+        for name in ("action", "log_prob", "value"):
+            got = np.concatenate([getattr(response, name) for response in alone])
+            np.testing.assert_allclose(got, getattr(together, name), atol=1e-5)
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+async def test_sessions_share_batches_without_being_made_to_wait() -> None:
+    async with policy_server() as server:
+        clients = [PolicyClient(server.address, spec=spec(2)) for _ in range(16)]
+        await asyncio.gather(*(client.start() for client in clients))
+
+        async def loop(client: PolicyClient) -> None:
+            for _ in range(20):
+                await client.act(env_ret(2))
+
+        await asyncio.gather(*map(loop, clients))
+        assert server.stats.requests == 320
+        assert server.stats.batches < 240
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+async def test_an_observation_outside_the_spec_is_refused_by_key_and_the_session_lives_on() -> None:
+    space = gym.spaces.Dict(
+        {"camera": gym.spaces.Box(0, 255, (2, 2, 3), np.uint8), "arm": gym.spaces.Box(-1, 1, (3,))}
+    )
+    good = {"camera": np.zeros((2, 2, 2, 3), np.uint8), "arm": np.zeros((2, 3), np.float32)}
+    async with policy_server() as server:
+        async with acting(server.address, spec=spec(2, space)) as client:
+            for change, message in [
+                (
+                    {"camera": np.zeros((2, 2, 2, 3), np.float32)},
+                    r"observation.camera: expected uint8",
+                ),
+                (
+                    {"arm": np.zeros((2, 4), np.float32)},
+                    r"observation.arm: expected float32\[2, 3\]",
+                ),
+                ({"extra": 1}, "'extra' is not in the space"),
+            ]:
+                with pytest.raises(InvalidRequestError, match=message):
+                    await client.act(EnvRet("env", good | change))
+                response = await client.act(EnvRet("env", good))
+                assert response.action.shape == (2,)
+
+
+async def test_what_the_policy_raises_reaches_the_caller_with_its_message_and_env() -> None:
+    async with policy_server(type=AWKWARD) as server, acting(server.address) as client:
+        with pytest.raises(
+            RemoteError, match="failed for env 'env': ValueError: the arm is on fire"
+        ):
+            await asyncio.wait_for(client.act(vector(101)), 1)
+        assert (await client.act(vector(-1))).action.tolist() == [-1]
+        assert server.stats.errors == 1
+
+
+async def test_another_spec_is_refused_with_what_differs() -> None:
+    async with policy_server() as server, acting(server.address):
+        other = spec(1, gym.spaces.Box(-1, 1, (5,), np.float32))
+        with pytest.raises(PreconditionError, match=r"observation_space.*expected.*got"):
+            async with acting(server.address, spec=other):
+                pass
+
+
+async def test_a_policy_that_cannot_act_in_a_space_says_so_when_the_session_opens() -> None:
+    async with policy_server() as server:
+        wrong = spec()
+        wrong.action_space = gym.spaces.MultiBinary(3)
+        with pytest.raises(PreconditionError, match="acts in Discrete and Box spaces"):
+            async with acting(server.address, spec=wrong):
+                pass
+
+
+async def test_act_needs_a_spec_and_a_session_and_goes_one_at_a_time() -> None:
+    async with policy_server(type=AWKWARD) as server:
+        async with PolicyClient(server.address) as client:
+            with pytest.raises(PolicyError, match="needs a session"):
+                await client.act(env_ret())
+            with pytest.raises(ConfigError, match="needs the spec"):
+                await client.start()
+        async with acting(server.address) as client:
+            first = asyncio.ensure_future(client.act(vector(0.2)))
+            await asyncio.sleep(0)
+            with pytest.raises(PolicyError, match="another call waits"):
+                await client.act(vector(-1))
+            assert (await first).seq == 1
+
+
+async def test_past_the_queue_requests_are_refused_and_the_session_lives_on() -> None:
+    async with policy_server(queue_rows=4) as server, acting(server.address, 8) as client:
+        with pytest.raises(ResourceExhaustedError, match="policy.queue_rows = 4"):
+            await client.act(env_ret(8))
+        assert (await client.act(env_ret(4))).action.shape == (4,)
+
+
+async def test_a_late_answer_never_reaches_a_newer_observation() -> None:
+    async with policy_server(type=AWKWARD) as server:
+        async with acting(server.address, act_timeout_s=0.1) as client:
+            with pytest.raises(DeadlineExceededError, match="no answer to request 1 within 0.1 s"):
+                await client.act(vector(0.4))
+            client._act_timeout_s = 10
+            response = await client.act(vector(-7))
+            assert (response.seq, response.action.tolist()) == (2, [-7])
+
+
+async def test_what_nobody_waits_for_any_more_is_not_inferred() -> None:
+    async with policy_server(type=AWKWARD) as server:
+        async with (
+            acting(server.address, client_id="slow") as slow,
+            acting(server.address, client_id="hasty", act_timeout_s=0.1) as hasty,
+        ):
+            blocking = asyncio.ensure_future(slow.act(vector(0.5)))
+            await assert_eventually(lambda: server.service._host.batcher._busy)
+            with pytest.raises(DeadlineExceededError):
+                await hasty.act(vector(-1))
+            await blocking
+            await assert_eventually(lambda: server.stats.expired == 1)
+            assert server.stats.requests == 1
+
+
+async def test_an_inference_longer_than_the_lease_ends_no_session() -> None:
+    rpc = RpcConfig(heartbeat_s=0.1, lease_s=0.5)
+    async with policy_server(type=AWKWARD, rpc=rpc) as server:
+        async with acting(server.address, rpc=rpc) as client:
+            assert (await client.act(vector(1.5))).seq == 1
+            assert client._session is not None
+            assert client._session.epoch == 1
+
+
+async def test_a_repeated_request_is_answered_from_what_was_kept() -> None:
+    async with policy_server() as server, acting(server.address, 4) as client:
+        first = await client.act(env_ret(4))
+        session = client._session
+        assert session is not None
+        again: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        asked: list[Any] = []
+        encode = client._encode
+
+        def keep(*args: Any) -> bytes:
+            asked.append(args[1])
+            return encode(*args)
+
+        client._encode = keep  # type: ignore[method-assign]
+        second = await client.act(env_ret(4))
+        ask = asked[0]
+        ask.answer = again
+        client._ask = ask
+        await session.send(encode(session, ask))
+        repeated = await asyncio.wait_for(again, 5)
+        assert repeated.seq == second.seq == 2
+        for name in ("action", "log_prob", "value"):
+            np.testing.assert_array_equal(getattr(repeated, name), getattr(second, name))
+        assert server.stats.requests == 2
+        ask.seq = first.seq
+        ask.answer = asyncio.get_running_loop().create_future()
+        await session.send(encode(session, ask))
+        with pytest.raises(PreconditionError, match="request 1 came after 2"):
+            await asyncio.wait_for(ask.answer, 5)
+
+
+async def test_a_cut_connection_is_resumed_and_the_request_answered_once() -> None:
+    async with policy_server(type=AWKWARD) as server, FaultProxy(server.address) as proxy:
+        async with acting(proxy.address) as client:
+            await client.act(vector(-1))
+            waiting = asyncio.ensure_future(client.act(vector(0.3)))
+            await assert_eventually(lambda: server.service._host.batcher._busy)
+            proxy.reset()
+            response = await asyncio.wait_for(waiting, 10)
+            assert response.action.tolist() == [pytest.approx(0.3)]
+            assert client._session is not None
+            assert (client._session.epoch, client._session.resumed) == (2, True)
+            assert server.stats.requests == 2
+            assert server.service._host.batcher.groups == 1
+
+
+async def test_large_observations_pass_and_larger_ones_name_cap_and_key() -> None:
+    for mb in (6, 64):
+        space = gym.spaces.Box(0, 255, (mb, 2**20), np.uint8)
+        async with policy_server(type=LARGE) as server:
+            async with acting(server.address, spec=spec(1, space)) as client:
+                observation = np.zeros((1, mb, 2**20), np.uint8)
+                observation[0, 0, 0] = mb
+                response = await client.act(EnvRet("env", observation))
+                assert response.action.tolist() == [mb]
+                with pytest.raises(
+                    ResourceExhaustedError,
+                    match=r"message of \d+ bytes passes the .*cap of \d+ bytes",
+                ) as caught:
+                    await client.act(EnvRet("env", np.zeros((3, mb, 2**20), np.uint8)))
+                assert "services.policy.rpc." in str(caught.value)
+                await client.act(EnvRet("env", observation))
+
+
+async def test_an_answer_past_the_cap_is_an_error_and_the_session_lives_on() -> None:
+    rpc = RpcConfig(max_message_bytes=4 * 2**20)
+    async with policy_server(type=LARGE, rpc=rpc) as server, acting(server.address) as client:
+        small, large = np.zeros((1, 4), np.float32), np.zeros((1, 4), np.float32)
+        large[0, 1] = 2**20
+        with pytest.raises(ResourceExhaustedError, match="passes the cap of 4194304 bytes"):
+            await client.act(EnvRet("env", large))
+        await client.act(EnvRet("env", small))

@@ -1,0 +1,505 @@
+"""Sessions over real sockets: opening, leases, resuming, fencing, caps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlightning.errors import (
+    AlreadyExistsError,
+    PreconditionError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from rlightning.rpc.channel import connect
+from rlightning.rpc.handlers import EOF
+from rlightning.testing import FaultProxy, assert_eventually
+from rlightning.types import EnvRet
+from rlightning.utils.config.rpc import RpcConfig
+from rlightning.v1 import policy_service_pb2 as pb
+from tests.integration.rpc.echo import EchoService
+from tests.integration.rpc.harness import (
+    FAST,
+    EchoClient,
+    connected,
+    hello,
+    make_meta,
+    raw_call,
+    running,
+)
+
+
+async def status_of(call) -> tuple[grpc.StatusCode, str]:
+    """Reads a call to its end."""
+    try:
+        while await call.read() is not EOF:
+            pass
+    except grpc.aio.AioRpcError:
+        pass
+    return await call.code(), await call.details()
+
+
+async def test_a_request_is_answered_under_its_number_and_measures_the_clock():
+    async with running() as (service, server), connected(server.address) as client:
+        answers = [await client.ask() for _ in range(3)]
+    assert [answer.seq for answer in answers] == [1, 2, 3]
+    assert client.session.offset.estimate() == (0, 0)  # one machine, one monotonic clock
+    welcome = client.welcomes[0]
+    assert welcome.policy_version == 7
+    assert (welcome.session.heartbeat_ms, welcome.session.lease_ms) == (100, 600)
+    assert not welcome.session.resumed
+    assert service.handler.closed == [("a", False)]
+
+
+async def test_half_close_frees_the_client_id_at_once():
+    async with running() as (_, server):
+        for _ in range(3):
+            async with connected(server.address) as client:
+                await client.ask()
+                assert client.session.epoch == 1
+
+
+async def test_many_tasks_may_send_at_once():
+    async with running() as (service, server), connected(server.address) as client:
+        answers = await asyncio.gather(*(client.ask() for _ in range(100)))
+        assert sorted(answer.seq for answer in answers) == list(range(1, 101))
+        assert service.handler.seqs == list(range(1, 101))
+
+
+async def test_many_tasks_of_the_server_may_send_at_once():
+    async with running() as (service, server), raw_call(server.address) as call:
+        await call.write(hello())
+        await call.read()
+        session = service.handler.opened[0]
+        await assert_eventually(lambda: session.connected)
+        messages = []
+        for number in range(100):
+            messages.append(pb.ActResponse())
+            messages[-1].answer.seq = number
+        assert all(await asyncio.gather(*map(session.send, messages)))
+        for number in range(100):
+            assert pb.ActResponse.FromString(await call.read()).answer.seq == number
+
+
+async def test_a_second_client_under_one_id_is_told_when_to_retry():
+    async with running() as (_, server), connected(server.address) as first:
+        async with connect(server.address, rpc=FAST) as channel:
+            second = EchoClient(channel)
+            with pytest.raises(AlreadyExistsError, match=r"retry in \d+ s"):
+                await second.session.start(0.3)
+        assert (await first.ask()).seq == 1
+
+
+async def test_a_client_that_vanished_can_be_replaced_after_its_lease():
+    async with running() as (service, server):
+        async with raw_call(server.address) as call:
+            await call.write(hello())
+            await call.read()
+        begun = time.monotonic()
+        async with connected(server.address) as client:
+            await client.ask()
+        assert FAST.lease_s * 0.5 < time.monotonic() - begun < FAST.lease_s + 2
+        assert service.handler.closed[:2] == [("a", True), ("a", False)]
+
+
+async def test_a_cut_is_resumed_and_the_unanswered_request_answered_once_more():
+    async with running() as (service, server), FaultProxy(server.address) as proxy:
+        async with connected(proxy.address) as client:
+            await client.ask()
+            service.handler.gate = asyncio.Event()
+            asking = asyncio.create_task(client.ask())
+            await assert_eventually(lambda: server and client.seq == 2)
+            proxy.reset()
+            await assert_eventually(lambda: len(client.welcomes) == 2)
+            service.handler.gate.set()
+            assert (await asking).seq == 2
+            assert client.session.epoch == 2
+            assert client.session.resumed
+            assert list(service.handler.opened[-1].state) == [1, 2]
+        assert service.handler.opened[0] is service.handler.opened[1]
+    assert service.handler.closed == [("a", True), ("a", False)]
+
+
+async def test_a_takeover_fences_the_old_stream_before_the_new_one_opens():
+    async with running() as (service, server), connected(server.address) as client:
+        token = client.welcomes[0].session.resume_token
+        async with raw_call(server.address) as call:
+            await call.write(hello(token=token))
+            welcome = pb.ActResponse.FromString(await call.read()).welcome
+            assert welcome.session.epoch == 2
+            assert welcome.session.resumed
+            await assert_eventually(lambda: client.session.failure is not None)
+            assert isinstance(client.session.failure, PreconditionError)
+            assert client.session.failure.reason == "FENCED"
+            assert client.failures == [client.session.failure]
+            assert service.handler.closed == [("a", True)]
+            with pytest.raises(PreconditionError):
+                await client.session.send(b"")
+
+
+async def test_a_message_of_another_epoch_is_refused():
+    async with running() as (service, server), connected(server.address) as client:
+        await client.session.send(client.encode(1, EnvRet("env", np.zeros(2)), epoch=7))
+        await assert_eventually(lambda: client.session.failure is not None)
+    assert client.session.failure.reason == "EPOCH"
+    assert service.handler.seqs == []
+
+
+async def test_after_a_restart_of_the_server_a_new_session_begins_within_a_second():
+    async with running() as (_, server):
+        address = server.address
+        client_ready = connected(address)
+        client = await client_ready.__aenter__()
+        await client.ask()
+    await asyncio.sleep(0.5)  # so that the pauses between attempts grow
+    begun = time.monotonic()
+    async with running(listen=address) as (service, _):
+        assert (await client.ask()).seq == 2
+        assert time.monotonic() - begun < 1.5
+        assert client.session.epoch == 1
+        assert not client.session.resumed
+        assert service.handler.seqs == [2]
+        await client_ready.__aexit__(None, None, None)
+
+
+async def test_a_black_hole_ends_the_lease_on_both_sides_and_is_resumed_after_it():
+    async with (
+        running() as (service, server),
+        FaultProxy(server.address) as proxy,
+        connected(proxy.address) as client,
+    ):
+        await client.ask()
+        proxy.black_hole()
+        begun = time.monotonic()
+        await assert_eventually(lambda: service.registry.open_count == 0)
+        assert FAST.lease_s * 0.5 < time.monotonic() - begun < FAST.lease_s + 1
+        await assert_eventually(lambda: not client.session.connected)
+        proxy.cut()
+        proxy.restore()
+        assert (await client.ask()).seq == 2
+        assert client.session.resumed
+        assert client.session.epoch == 2
+
+
+async def test_a_session_is_freed_at_the_end_of_its_resume_window():
+    rpc = RpcConfig(heartbeat_s=0.05, lease_s=0.3, resume_window_s=0.3)
+    async with running(rpc=rpc) as (service, server):
+        async with raw_call(server.address) as call:
+            await call.write(hello())
+            token = pb.ActResponse.FromString(await call.read()).welcome.session.resume_token
+        await assert_eventually(lambda: ("a", False) in service.handler.closed)
+        assert tuple(service.registry.sessions) == ()
+        async with raw_call(server.address) as call:
+            await call.write(hello(token=token))
+            welcome = pb.ActResponse.FromString(await call.read()).welcome.session
+            assert (welcome.resumed, welcome.epoch) == (False, 1)
+
+
+async def test_slots_are_bounded_and_the_dead_make_room():
+    rpc = RpcConfig(heartbeat_s=0.05, lease_s=0.4, resume_window_s=60, max_sessions=2)
+    async with (
+        running(rpc=rpc) as (_, server),
+        connected(server.address, "one", rpc=rpc),
+        raw_call(server.address) as gone,
+    ):
+        await gone.write(hello("gone"))
+        await gone.read()
+        async with connect(server.address, rpc=rpc) as channel:
+            with pytest.raises(ResourceExhaustedError, match=r"services\.policy\.rpc\.max_sess"):
+                await EchoClient(channel, "three").session.start(5)
+            gone.cancel()
+            begun = time.monotonic()
+            while True:
+                three = EchoClient(channel, "three")
+                try:
+                    await three.session.start(5)
+                    break
+                except ResourceExhaustedError:
+                    assert time.monotonic() - begun < 5
+                    await asyncio.sleep(0.05)
+            assert (await three.ask()).seq == 1
+            await three.session.close()
+
+
+async def test_another_spec_is_refused_field_by_field():
+    service = EchoService(FAST, expected=make_meta())
+    other = make_meta(
+        observation_space=spaces.Box(-1, 1, (5,), np.float32), action_space=spaces.Discrete(3)
+    )
+    async with running(service) as (_, server), connect(server.address, rpc=FAST) as channel:
+        with pytest.raises(PreconditionError) as refused:
+            await EchoClient(channel, spec=other).session.start(5)
+        assert "observation_space.shape: expected (4,), got (5,)" in str(refused.value)
+        assert "action_space.n: expected 2, got 3" in str(refused.value)
+        assert server.address in str(refused.value)
+        assert refused.value.reason == "SPEC"
+        assert service.handler.opened == []
+        async with connected(server.address, spec=make_meta()) as client:
+            assert client.welcomes[0].session.spec.num_envs == 8
+
+
+async def test_a_message_past_the_session_cap_is_refused_on_both_sides():
+    rpc = RpcConfig(heartbeat_s=0.1, lease_s=0.6, info_budget_bytes=4096)
+    cap = 2 * 8 * 16 + 8 * 8 + 4096
+    text = rf"{10**5}.* bytes passes the session's cap of {cap} bytes.*services\.policy\.rpc\.info_"
+    async with running(rpc=rpc) as (service, server):
+        async with connected(server.address, rpc=rpc, spec=make_meta()) as client:
+            assert client.welcomes[0].session.max_message_bytes == cap
+            big = client.encode(1, EnvRet("env", np.zeros(10**5, np.uint8)))
+            with pytest.raises(ResourceExhaustedError, match=str(len(big))):
+                await client.session.send(big)
+            await client.session._stream.write(big)  # as a client would that does not check
+            await assert_eventually(lambda: client.session.failure is not None)
+            assert isinstance(client.session.failure, ResourceExhaustedError)
+            assert text.partition(".*")[2].split(".*")[0].strip("\\") in str(client.session.failure)
+            assert "services.policy.rpc.info_budget_bytes" in str(client.session.failure)
+        assert service.handler.seqs == []
+
+
+async def test_a_message_past_the_transport_cap_names_size_cap_and_key():
+    small = RpcConfig(heartbeat_s=0.1, lease_s=0.6, max_message_bytes=2**17)
+    async with running(rpc=small) as (_, server):
+        async with connected(server.address, rpc=small) as client:
+            big = client.encode(1, EnvRet("env", np.zeros(2**17, np.uint8)))
+            with pytest.raises(ResourceExhaustedError) as refused:
+                await client.session.send(big)
+            for word in (str(len(big)), str(2**17), "services.policy.rpc.max_message_bytes"):
+                assert word in str(refused.value)
+            assert (await client.ask()).seq == 1  # nothing was sent, so the stream lives
+        async with connected(server.address, rpc=FAST) as client:  # trusts its own, larger cap
+            client.session._stream.cap = 2**30
+            await client.session.send(client.encode(1, EnvRet("env", np.zeros(2**17, np.uint8))))
+            await assert_eventually(lambda: client.session.failure is not None)
+            assert "services.policy.rpc.max_message_bytes" in str(client.session.failure)
+
+
+@pytest.mark.parametrize("megabytes", [6, 64])
+async def test_large_observations_pass_with_the_defaults(megabytes):
+    async with (
+        running(rpc=RpcConfig()) as (_, server),
+        connected(server.address, rpc=RpcConfig()) as client,
+    ):
+        observation = np.arange(megabytes * 2**20 // 4, dtype=np.int32)
+        answer = await client.ask(observation, timeout_s=20)
+        assert answer.seq == 1
+
+
+async def test_an_answer_past_the_cap_is_the_services_own_error():
+    async with running() as (service, server), connected(server.address) as client:
+        await client.ask()
+        session = service.handler.opened[0]
+        with pytest.raises(ResourceExhaustedError, match="max_message_bytes"):
+            await session.send(bytes(FAST.max_message_bytes + 1))
+        assert (await client.ask()).seq == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "code", "text"),
+    [
+        (b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT, "ActRequest"),
+        (pb.ActRequest().SerializeToString(), grpc.StatusCode.INVALID_ARGUMENT, "hello"),
+        (hello("not/allowed"), grpc.StatusCode.INVALID_ARGUMENT, "client id"),
+        (hello("x" * 65), grpc.StatusCode.INVALID_ARGUMENT, "client id"),
+        (hello(version=2), grpc.StatusCode.FAILED_PRECONDITION, "protocol version 2"),
+    ],
+)
+async def test_a_bad_opening_is_refused_without_a_session(first, code, text):
+    async with running() as (service, server), raw_call(server.address) as call:
+        await call.write(first)
+        got, details = await status_of(call)
+        assert (got, text in details) == (code, True), details
+        assert tuple(service.registry.sessions) == ()
+
+
+async def test_a_client_that_says_nothing_is_ended_after_a_lease():
+    async with running() as (_, server), raw_call(server.address) as call:
+        code, details = await status_of(call)
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "no hello" in details
+
+
+@pytest.mark.parametrize("second", [hello(), pb.ActRequest().SerializeToString()])
+async def test_a_second_hello_or_an_empty_message_ends_the_session(second):
+    async with running() as (service, server), raw_call(server.address) as call:
+        await call.write(hello())
+        await call.read()
+        await call.write(second)
+        code, _ = await status_of(call)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        await assert_eventually(lambda: tuple(service.registry.sessions) == ())
+
+
+async def test_a_client_that_never_reads_is_ended_not_waited_for():
+    async with running() as (service, server), raw_call(server.address) as call:
+        await call.write(hello())
+        await assert_eventually(lambda: bool(service.handler.opened))
+        session = service.handler.opened[0]
+        await assert_eventually(lambda: session.connected)
+
+        async def flood() -> None:
+            while await session.send(bytes(2**20)):
+                pass
+
+        async def beat() -> None:
+            request = pb.ActRequest()
+            request.heartbeat.SetInParent()
+            while not call.done():
+                await call.write(request.SerializeToString())
+                await asyncio.sleep(0.1)
+
+        beating = asyncio.create_task(beat())
+        await asyncio.wait_for(flood(), 5)
+        beating.cancel()
+        await asyncio.wait({beating})
+        await assert_eventually(lambda: service.registry.open_count == 0)
+
+
+async def test_a_task_of_the_server_may_be_cancelled_while_it_sends():
+    rpc = RpcConfig(heartbeat_s=0.1, lease_s=0.6)
+    async with (
+        running(rpc=rpc) as (service, server),
+        FaultProxy(server.address) as proxy,
+        connected(proxy.address, rpc=rpc) as client,
+    ):
+        session = service.handler.opened[0]
+        proxy.black_hole()
+
+        async def flood() -> None:
+            while await session.send(bytes(2**20)):
+                pass
+
+        flooding = asyncio.create_task(flood())
+        await assert_eventually(lambda: session.owner.write_since_ns)
+        await asyncio.wait({flooding}, timeout=0.1)
+        flooding.cancel()
+        await asyncio.wait({flooding})
+        assert flooding.cancelled()
+        proxy.cut()
+        proxy.restore()
+        assert (await client.ask()).seq == 1
+        assert client.session.epoch == 2
+
+
+async def test_slow_work_in_a_handler_does_not_cost_the_lease():
+    rpc = RpcConfig(heartbeat_s=0.05, lease_s=0.3)
+    # A client that is more patient than the server: it is the server's lease that is at stake.
+    async with running(rpc=rpc) as (service, server), raw_call(server.address, rpc=rpc) as call:
+        await call.write(hello())
+        epoch = pb.ActResponse.FromString(await call.read()).welcome.session.epoch
+        service.handler.gate = asyncio.Event()
+        request = pb.ActRequest()
+        request.step.seq, request.step.epoch = 1, epoch
+        request.step.env_ret.env_id = "env"
+        request.step.env_ret.observation.int_value = 1
+        await call.write(request.SerializeToString())
+        await asyncio.sleep(0.8)
+        service.handler.gate.set()
+        assert pb.ActResponse.FromString(await call.read()).answer.seq == 1
+
+
+async def test_a_loop_that_stood_still_does_not_end_leases():
+    async with running() as (service, server), connected(server.address) as client:
+        await client.ask()
+        time.sleep(2 * FAST.lease_s)  # noqa: ASYNC251 - that is the point
+        assert (await client.ask()).seq == 2
+        await asyncio.sleep(FAST.lease_s)
+        assert client.session.epoch == service.registry.open_count == 1
+
+
+async def test_heartbeats_keep_an_idle_session_and_tell_what_the_client_does():
+    async with running() as (service, server), connected(server.address) as client:
+        client.session.client_state = 2
+        client.session.busy_since_ns = 5
+        await asyncio.sleep(2 * FAST.lease_s)
+        session = service.handler.opened[0]
+        assert (session.client_state, session.busy_since_ns) == (2, 5)
+        assert client.session.connected
+        assert client.session.epoch == 1
+
+
+async def test_a_cancelled_send_leaves_a_session_that_works():
+    async with (
+        running() as (_, server),
+        FaultProxy(server.address) as proxy,
+        connected(proxy.address, rpc=RpcConfig()) as client,
+    ):
+        proxy.black_hole()
+        sending = asyncio.create_task(_send_until_blocked(client))
+        await assert_eventually(lambda: client.session._stream.writing)
+        await asyncio.sleep(0.1)
+        sending.cancel()
+        await asyncio.wait({sending})
+        assert sending.cancelled()
+        proxy.restore()
+        await assert_eventually(lambda: client.session.epoch == 2)
+        assert (await client.ask()).seq == 1
+
+
+async def _send_until_blocked(client: EchoClient) -> None:
+    data = client.encode(10, EnvRet("env", np.zeros(2**20, np.uint8)))
+    while await client.session.send(data):
+        pass
+
+
+async def test_a_send_that_waits_for_a_lost_server_is_told_so_and_not_cancelled():
+    async with (
+        running() as (_, server),
+        FaultProxy(server.address) as proxy,
+        connected(proxy.address) as client,
+    ):
+        proxy.black_hole()
+        sending = asyncio.create_task(_send_until_blocked(client))
+        await assert_eventually(sending.done)
+        assert sending.exception() is None
+        assert client.session.epoch == 1
+        proxy.cut()
+        proxy.restore()
+
+
+async def test_a_server_that_is_not_there_is_named():
+    async with connect("127.0.0.1:1", rpc=FAST) as channel:
+        begun = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1: cannot connect: .*refused"):
+            await EchoClient(channel).session.start(0.3)
+        assert time.monotonic() - begun < 1
+
+
+async def test_a_welcome_that_does_not_come_has_a_deadline():
+    service = EchoService(FAST)
+
+    async def never(session, reader):
+        await asyncio.Event().wait()
+
+    service.handler.on_open = never
+    async with running(service) as (_, server), connect(server.address, rpc=FAST) as channel:
+        client = EchoClient(channel, welcome_timeout_s=0.2)
+        with pytest.raises((UnavailableError, AlreadyExistsError)):
+            await client.session.start(0.5)
+
+
+async def test_a_callback_that_raises_fails_the_session_and_not_silently(caplog):
+    async with running() as (_, server), connected(server.address) as client:
+        client.explode = True
+        with pytest.raises(AssertionError, match="no answer"):
+            await client.ask(timeout_s=0.2)
+        assert "ZeroDivisionError" in str(client.session.failure)
+    assert "a callback of the session raised" in caplog.text
+
+
+async def test_an_unknown_error_of_the_service_is_internal_and_tells_nothing(caplog):
+    async with running() as (service, server), connected(server.address) as client:
+
+        async def fail(session, reader):
+            raise KeyError("/secret/path")
+
+        service.handler.on_message = fail
+        with pytest.raises(AssertionError, match="no answer"):
+            await client.ask(timeout_s=0.2)
+        assert "INTERNAL" in str(client.session.failure)
+        assert "secret" not in str(client.session.failure)
+    assert caplog.text.count("unexpected KeyError") == 1

@@ -1,0 +1,261 @@
+"""Hosted groups: rows, episodes, errors, and where steps run."""
+
+from __future__ import annotations
+
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rlightning.env import BaseEnv
+from rlightning.env.episodes import EpisodeLog, EpisodeRecord
+from rlightning.env.hosting import StepPlacement, group_name, host_envs
+from rlightning.errors import ConfigError, EnvError, ResetNeededError
+from rlightning.types import ActionSource, EnvRet
+from rlightning.utils.config import Config
+from tests.unit.env.envs import answer, config
+
+ENVS = "tests.unit.env.envs"
+
+
+async def hosted(task=f"{ENVS}:Counting", *, depth=1, **values):
+    log = EpisodeLog()
+    groups = await host_envs([config(task, **values)], pipeline_depth=depth, log=log)
+    return groups, log
+
+
+async def close(groups):
+    for group in groups:
+        await group.close()
+
+
+async def test_rows_are_split_into_groups():
+    groups = await host_envs(
+        [config(num_envs=5, num_workers=2), config(num_envs=1), config(name="b c/d", num_envs=2)],
+        pipeline_depth=2,
+        seed=3,
+    )
+    assert [(group.env_id, group.meta.num_envs) for group in groups] == [
+        ("test-0-0", 3),
+        ("test-0-1", 2),
+        ("test-1-0", 3),
+        ("test-1-1", 2),
+        ("test-2-0", 1),
+        ("b_c_d-0-0", 1),
+        ("b_c_d-0-1", 1),
+    ]
+    assert [group.meta.env_id for group in groups] == [group.env_id for group in groups]
+    firsts = [await group.reset() for group in groups]
+    rows = np.concatenate([env_ret.observation for env_ret in firsts])
+    assert len(np.unique(rows, axis=0)) == len(rows)  # every row of every group has its own seed
+    await close(groups)
+
+
+def test_group_names_fit_into_ids():
+    assert group_name("a b/ü" + "x" * 50) == ("a_b__" + "x" * 50)[:40]
+    assert group_name("") == "env"
+
+
+async def test_episodes_steps_and_records():
+    (group,), log = await hosted(num_envs=2, seed=4)
+    env_ret = await group.reset()
+    assert env_ret.episode_id.tolist() == [0, 1]
+    assert env_ret.step.tolist() == [0, 0]
+    assert (env_ret.last_reward.dtype, env_ret.last_terminated.tolist()) == (
+        np.float32,
+        [False, False],
+    )
+    kept = env_ret
+    for version in range(1, 4):
+        env_ret = await group.step(answer(group.env_id, np.zeros((2, 1)), policy_version=version))
+    assert env_ret.episode_id.tolist() == [2, 3]
+    assert env_ret.step.tolist() == [0, 0]
+    assert kept.episode_id.tolist() == [0, 1]
+    assert env_ret.info["final_rows"].tolist() == [0, 1]
+    assert env_ret.info["final_observation"].tolist() == [[0, 3], [0, 3]]
+    assert group.env_steps == 6
+    records = log.since(0)
+    assert [(r.row, r.episode_id, r.episode_return, r.length) for r in records] == [
+        (0, 0, 6.0, 3),
+        (1, 1, 6.0, 3),
+    ]
+    assert {(r.policy_version, r.reason, r.env_id) for r in records} == {
+        (3, "terminated", "test-0-0")
+    }
+    assert len({r.seed for r in records}) == 2
+    for _ in range(4):
+        env_ret = await group.step(answer(group.env_id, np.zeros((2, 1))))
+    assert [r.reason for r in log.since(2)] == ["truncated", "truncated"]
+    await close([group])
+
+
+async def test_a_scalar_env_is_a_group_of_one_row():
+    (group,), log = await hosted(num_envs=1)
+    env_ret = await group.reset()
+    assert env_ret.observation.shape == (1, 2)
+    for step in range(1, 4):
+        env_ret = await group.step(answer(group.env_id, np.array([[9.0]])))
+        assert env_ret.last_reward.tolist() == [1.0 + step]
+        assert env_ret.action_source.tolist() == [ActionSource.CLIPPED]
+        assert env_ret.executed_action.tolist() == [[1.0]]
+    assert env_ret.observation.tolist() == [[1, 0]]
+    assert env_ret.last_terminated.tolist() == [True]
+    assert env_ret.info["final_rows"].tolist() == [0]
+    assert env_ret.info["final_observation"].tolist() == [[0, 3]]
+    assert env_ret.info["final_info"]["k"].tolist() == [3]
+    assert env_ret.info["episode_info"]["return"].tolist() == [9.0]
+    assert (env_ret.step.tolist(), env_ret.episode_id.tolist()) == ([0], [1])
+    assert [r.length for r in log.since(0)] == [3]
+    await close([group])
+
+
+async def test_a_scalar_env_with_nested_spaces():
+    (group,), _ = await hosted(f"{ENVS}:Nested")
+    env_ret = await group.reset()
+    action = {"grip": np.array([1]), "move": np.array([[0.0, 5.0]])}
+    for _ in range(2):
+        env_ret = await group.step(answer(group.env_id, action))
+    assert env_ret.observation["image"].shape == (1, 2, 2, 3)
+    assert env_ret.observation["task"] == ("step 0",)
+    assert env_ret.info["final_observation"]["pose"][0].shape == (1, 3)
+    assert env_ret.executed_action["move"].tolist() == [[0.0, 1.0]]
+    await close([group])
+
+
+async def test_an_env_that_raises_is_named_and_its_episodes_are_cut():
+    (group,), log = await hosted(f"{ENVS}:Breaking", num_envs=2)
+    await group.reset()
+    for _ in range(4):
+        await group.step(answer(group.env_id, np.zeros((2, 1)), policy_version=5))
+    with pytest.raises(EnvError, match="'test-0-0': step raised RuntimeError: the arm fell off"):
+        await group.step(answer(group.env_id, np.zeros((2, 1))))
+    env_ret = await group.reset()
+    assert env_ret.episode_id.tolist() == [4, 5]
+    assert [(r.reason, r.length, r.policy_version) for r in log.since(2)] == [("cut", 1, 5)] * 2
+    await close([group])
+
+
+async def test_a_step_needs_a_reset():
+    (group,), _ = await hosted()
+    with pytest.raises(ResetNeededError):
+        await group.step(answer(group.env_id, np.zeros((1, 1))))
+    await close([group])
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "message"),
+    [
+        ("CartPol-v1", ConfigError, "did you mean CartPole"),
+        (f"{ENVS}:WrongShape", EnvError, r"expected float32\[5\], got float32\[2\]"),
+    ],
+)
+async def test_what_cannot_be_hosted_is_refused(task, error, message):
+    before = threading.active_count()
+    with pytest.raises(error, match=message):
+        await hosted(task, num_envs=2)
+    assert threading.active_count() <= before + 1  # its thread may be about to end
+
+
+class Rows(BaseEnv):
+    """Two rows that end in their second step; `leaves_out` breaks the contract."""
+
+    def __init__(self, config, worker_index=0, preprocess_fn=None):
+        super().__init__(config, worker_index, preprocess_fn)
+        self.env = gym.Env()
+        self.env.observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+        self.env.action_space = gym.spaces.Discrete(2)
+        self.threads = set()
+
+    def reset(self, *args, **kwargs):
+        self.steps = 0
+        shape = (2, self.config.env_kwargs.get("width", 1))
+        return EnvRet(self.env_id, np.zeros(shape, np.float32))
+
+    def step(self, policy_resp):
+        self.threads.add(threading.current_thread())
+        self.steps += 1
+        ended = self.steps % 2 == 0
+        reward = [1.0, 2.0, 3.0] if self.config.env_kwargs.get("three") else [1.0, 2.0]
+        return EnvRet(self.env_id, np.ones((2, 1), np.float32), reward, [ended] * 2, [False] * 2)
+
+
+async def rows(**env_kwargs):
+    env_config = config(num_envs=2, backend="tests.unit.env.test_hosting:Rows")
+    env_config.env_kwargs = Config(**env_kwargs)
+    return (await host_envs([env_config], pipeline_depth=1))[0]
+
+
+async def test_a_users_env_of_rows_is_checked():
+    group = await rows()
+    await group.reset()
+    env_ret = await group.step(answer(group.env_id, [0, 0]))
+    assert (env_ret.last_reward.dtype, env_ret.last_terminated.dtype) == (np.float32, bool)
+    with pytest.raises(EnvError, match=r"rows \[0, 1\] ended without final_rows"):
+        await group.step(answer(group.env_id, [0, 0]))
+    await group.close()
+    with pytest.raises(EnvError, match=r"expected float32\[2, 1\], got float32\[2, 4\]"):
+        await rows(width=4)
+    group = await rows(three=True)
+    await group.reset()
+    with pytest.raises(EnvError, match=r"last_reward: expected \[2\], got \[3\]"):
+        await group.step(answer(group.env_id, [0, 0]))
+    await group.close()
+
+
+async def test_commands_reach_the_env():
+    group = await rows()
+    seen = []
+    await group.call(lambda env: seen.append((env.env_id, threading.current_thread().name)))
+    ((env_id, thread),) = seen
+    assert env_id == group.env_id
+    assert thread.startswith(f"env-{group.env_id}")
+    await group.close()
+
+
+async def test_cheap_steps_move_to_the_event_loop():
+    (group,), _ = await hosted("CartPole-v1", num_envs=2)
+    await group.reset()
+    group.placement = StepPlacement(10**9)
+    for _ in range(StepPlacement.WINDOW):
+        assert not group.placement.inline
+        await group.step(answer(group.env_id, np.zeros(2, int)))
+    assert group.placement.inline
+    await group.step(answer(group.env_id, np.zeros(2, int)))
+    await close([group])
+
+
+def test_placement():
+    placement = StepPlacement(200)
+    for _ in range(StepPlacement.WINDOW):
+        placement.record(100e-6)
+    assert placement.inline
+    placement.record(300e-6)
+    assert placement.inline
+    placement.record(2100e-6)
+    assert not placement.inline
+    for _ in range(StepPlacement.WINDOW):
+        placement.record(150e-6)
+    assert placement.inline
+    for _ in range(StepPlacement.WINDOW):
+        placement.record(250e-6)
+    assert not placement.inline
+    never = StepPlacement(0)
+    for _ in range(100):
+        never.record(0.0)
+    assert not never.inline
+
+
+def record(number):
+    return EpisodeRecord("e", 0, number, 1.0, 1, None, 0, "terminated", 0)
+
+
+def test_the_log_keeps_the_last_and_readers_have_cursors():
+    log = EpisodeLog(capacity=3)
+    assert (log.since(0), log.cursor) == ([], 0)
+    for number in range(5):
+        log.append(record(number))
+    assert [r.episode_id for r in log.since(0)] == [2, 3, 4]
+    assert [r.episode_id for r in log.since(4)] == [4]
+    assert log.since(log.cursor) == []
+    assert [r.episode_id for r in log.since(99)] == [2, 3, 4]  # of another process's log

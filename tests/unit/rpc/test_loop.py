@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from rlightning.errors import DeadlineExceededError
+from rlightning.rpc.loop import LoopThread, shared_loop
+
+
+async def name_of_thread() -> str:
+    return threading.current_thread().name
+
+
+def test_coroutines_run_in_the_thread_and_their_errors_come_back():
+    async def fail():
+        raise KeyError("x")
+
+    with LoopThread("loop") as loop:
+        assert loop.run(name_of_thread()) == "loop"
+        with pytest.raises(KeyError):
+            loop.run(fail())
+
+
+def test_a_coroutine_that_takes_too_long_is_cancelled():
+    ended = threading.Event()
+
+    async def hang():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with LoopThread() as loop:
+        with pytest.raises(DeadlineExceededError, match=r"0\.01 s"):
+            loop.run(hang(), timeout=0.01)
+        assert ended.wait(1)
+
+
+def test_a_timeout_of_the_coroutine_itself_is_its_own():
+    async def fail():
+        raise asyncio.TimeoutError("mine")
+
+    with LoopThread() as loop, pytest.raises(asyncio.TimeoutError, match="mine"):
+        loop.run(fail(), timeout=1)
+
+
+def test_a_wait_for_itself_is_refused():
+    with LoopThread() as loop:
+
+        async def inner():
+            return loop.run(name_of_thread())
+
+        with pytest.raises(RuntimeError, match="own thread"):
+            loop.run(inner())
+
+
+def test_close_cancels_what_runs_and_can_be_repeated():
+    ended = threading.Event()
+
+    async def hang():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    loop = LoopThread()
+    future = loop.submit(hang())
+    loop.run(asyncio.sleep(0))
+    loop.close()
+    loop.close()
+    assert ended.is_set()
+    assert future.cancelled()
+    with pytest.raises(RuntimeError, match="closed"):
+        loop.run(name_of_thread())
+
+
+def test_there_is_one_shared_loop():
+    assert shared_loop() is shared_loop()
+    assert shared_loop().loop.is_running()

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlightning.errors import PreconditionError
+from rlightning.rpc.spec import check_spec, diff_spec, session_cap, space_bytes
+from rlightning.types import EnvMeta
+from rlightning.utils.config.rpc import RpcConfig
+from rlightning.v1 import space_pb2
+from rlightning.wire import Reader, Writer, encode_space, fill_env_meta
+
+RPC = RpcConfig()
+BOX = spaces.Box(-1, 1, (3, 4), np.float32)
+
+
+def space_message(space) -> space_pb2.Space:
+    return Reader(space_pb2.Space, encode_space(space)).message
+
+
+def meta_message(meta: EnvMeta) -> space_pb2.EnvMeta:
+    message, writer = space_pb2.EnvMeta(), Writer()
+    fill_env_meta(message, meta, writer)
+    return Reader(space_pb2.EnvMeta, writer.finish(message)).message
+
+
+@pytest.mark.parametrize(
+    ("space", "size"),
+    [
+        (BOX, 48),
+        (spaces.Box(0, 255, (84, 84, 4), np.uint8), 84 * 84 * 4),
+        (spaces.Discrete(5), 8),
+        (spaces.MultiBinary((2, 3)), 6),
+        (spaces.MultiDiscrete([3, 4]), 16),
+        (spaces.Dict({"a": BOX, "b": spaces.Discrete(2)}), 56),
+        (spaces.Tuple([BOX, BOX]), 96),
+        (spaces.OneOf([BOX, spaces.Discrete(2)]), 56),
+        (spaces.Text(10), 40),
+        (spaces.Sequence(BOX), 0),
+    ],
+)
+def test_the_size_of_a_value_follows_from_its_space(space, size):
+    assert space_bytes(space_message(space)) == size
+
+
+def test_max_bytes_bounds_what_the_space_does_not():
+    message = space_message(spaces.Sequence(BOX))
+    message.max_bytes = 1000
+    assert space_bytes(message) == 1000
+
+
+def test_the_cap_is_two_observations_and_an_action_per_row_and_the_rest():
+    meta = EnvMeta("env", spaces.Discrete(2), BOX, 64)
+    assert session_cap(meta_message(meta), RPC) == 64 * (2 * 48 + 8) + RPC.info_budget_bytes
+
+
+def test_the_cap_counts_every_agent():
+    meta = EnvMeta(
+        "env", {"a": spaces.Discrete(2), "b": spaces.Discrete(2)}, {"a": BOX, "b": BOX}, 2
+    )
+    assert session_cap(meta_message(meta), RPC) == 2 * (2 * 96 + 16) + RPC.info_budget_bytes
+
+
+def test_the_cap_never_passes_the_transport_and_needs_spaces():
+    message = meta_message(EnvMeta("env", spaces.Discrete(2), BOX, 10**6))
+    message.observation_space.box.shape[:] = [10**15]
+    assert session_cap(message, RPC) == RPC.max_message_bytes
+    assert session_cap(space_pb2.EnvMeta(), RPC) == RPC.max_message_bytes
+
+
+def test_equal_and_open_specs_pass():
+    meta = EnvMeta("one", spaces.Discrete(2), BOX, 4)
+    check_spec(meta, EnvMeta("two", spaces.Discrete(2), BOX, 4))
+    check_spec(EnvMeta(), meta)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "lines"),
+    [
+        (BOX, spaces.Box(-1, 1, (5,), np.float32), ["o.shape: expected (3, 4), got (5,)"]),
+        (BOX, spaces.Box(-1, 1, (3, 4), np.float64), ["o.dtype: expected float32, got float64"]),
+        (
+            BOX,
+            spaces.Box(-1, 2, (3, 4), np.float32),
+            ["o.high: expected float32 from 1.0 to 1.0, got float32 from 2.0 to 2.0"],
+        ),
+        (BOX, None, ["o: expected Box, got none"]),
+        (BOX, spaces.Discrete(2), ["o: expected Box, got Discrete"]),
+        (spaces.Discrete(2), spaces.Discrete(2, start=1), ["o.start: expected 0, got 1"]),
+        (
+            spaces.MultiDiscrete([2, 3]),
+            spaces.MultiDiscrete([2, 4]),
+            ["o.nvec: expected [2 3], got [2 4]"],
+        ),
+        (
+            spaces.Dict({"a": BOX, "b": spaces.Discrete(2)}),
+            spaces.Dict({"a": spaces.Box(-1, 1, (1,), np.float32), "c": spaces.Discrete(2)}),
+            [
+                "o['a'].shape: expected (3, 4), got (1,)",
+                "o['b']: missing",
+                "o['c']: not expected",
+            ],
+        ),
+        (
+            spaces.Tuple([BOX, spaces.Discrete(2)]),
+            spaces.Tuple([BOX, spaces.Discrete(3), BOX]),
+            ["o.length: expected 2, got 3", "o[1].n: expected 2, got 3"],
+        ),
+        (
+            spaces.Sequence(BOX, stack=True),
+            spaces.Sequence(spaces.Discrete(2)),
+            ["o.feature_space: expected Box, got Discrete", "o.stack: expected True, got False"],
+        ),
+        (
+            spaces.Graph(BOX, None),
+            spaces.Graph(BOX, spaces.Discrete(2)),
+            ["o.edge_space: expected none, got Discrete"],
+        ),
+        (spaces.Text(5), spaces.Text(6), ["o.max_length: expected 5, got 6"]),
+        ({"a": BOX}, {"a": BOX, "b": BOX}, ["o['b']: not expected"]),
+    ],
+)
+def test_each_difference_is_one_line(expected, got, lines):
+    found = list(diff_spec(EnvMeta(observation_space=expected), EnvMeta(observation_space=got)))
+    assert [line.replace("observation_space", "o") for line in found] == lines
+
+
+def test_the_error_names_all_differences():
+    expected = EnvMeta("env", spaces.Discrete(2), BOX, 4)
+    got = EnvMeta("env", spaces.Discrete(3), BOX, 8)
+    with pytest.raises(PreconditionError) as raised:
+        check_spec(expected, got)
+    assert str(raised.value) == (
+        "the env differs: action_space.n: expected 2, got 3; num_envs: expected 4, got 8"
+    )
+    assert raised.value.reason == "SPEC"

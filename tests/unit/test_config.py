@@ -1,0 +1,141 @@
+"""The documented config models."""
+
+import warnings
+
+import pytest
+
+from rlightning.errors import ConfigError
+from rlightning.utils.config import (
+    BufferConfig,
+    Config,
+    EnvConfig,
+    MainConfig,
+    SamplerConfig,
+    ServiceConfig,
+    StorageConfig,
+    WeightBufferConfig,
+    diff_configs,
+)
+
+
+def make_env(**overrides):
+    return EnvConfig(**{"name": "e", "backend": "gymnasium", "task": "CartPole-v1", **overrides})
+
+
+def test_undeclared_mappings_become_configs_and_lists_stay():
+    config = Config(a={"b": {"c": 1}}, d=[{"e": 2}])
+    assert config.a.b.c == 1
+    assert config["d"] == [{"e": 2}]
+    assert config.get("missing", 7) == 7
+    with pytest.raises(AttributeError):
+        config["missing"]
+
+
+def test_dict_and_yaml_round_trip(tmp_path):
+    config = MainConfig(env=[make_env(env_kwargs={"x": [1, {"y": 2}], "lr": "1e-3"})])
+    assert MainConfig.from_dict(config.to_dict()) == config
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml())
+    assert MainConfig.load_yaml(file) == config
+    assert MainConfig.load_yaml(None) == MainConfig()
+
+
+def test_from_dict_names_each_field():
+    with pytest.raises(ValueError, match=r"field 'env\.0\.num_envs': .*\nfield 'train\.lr': "):
+        MainConfig.from_dict(
+            {
+                "env": {"name": "e", "backend": "ale", "task": "t", "num_envs": "x"},
+                "train": {"lr": 0},
+            }
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampler"), [("ReplayBuffer", "uniform"), ("RolloutBuffer", "all")]
+)
+def test_the_default_sampler_fits_the_buffer(kind, sampler):
+    assert BufferConfig(type=kind, capacity=1).sampler == SamplerConfig(type=sampler)
+    chosen = BufferConfig(type=kind, capacity=1, sampler=SamplerConfig(type="batch"))
+    assert chosen.sampler.type == "batch"
+
+
+def test_sharded_storage_is_on_the_cpu():
+    assert StorageConfig(type="sharded", num_shards=2).get("num_shards") == 2
+    with pytest.raises(ValueError, match="needs device 'cpu'"):
+        StorageConfig(type="sharded", device="cuda")
+
+
+def test_an_unknown_backend_warns():
+    with pytest.warns(UserWarning, match="unknown env backend 'gymnasum'"):
+        make_env(backend="gymnasum")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_env(backend="my_env:MyEnv")
+        make_env(backend="libero")
+
+
+@pytest.mark.parametrize("backend", ["gymnasium", "ale", "mujoco", "maniskill"])
+def test_vectorised_backends_take_several_envs(backend):
+    assert make_env(backend=backend, num_envs=4).num_envs == 4
+
+
+def test_other_backends_do_not():
+    with pytest.raises(ValueError, match="Vectorized environments are only supported"):
+        make_env(backend="piper", num_envs=2)
+
+
+@pytest.mark.parametrize(
+    ("setup", "mode"),
+    [
+        ("widowx", "arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos"),
+        (
+            "my_google_robot_static",
+            "arm_pd_ee_delta_pose_align_interpolate_by_planner"
+            "_gripper_pd_joint_pos_interpolate_by_planner",
+        ),
+        ("panda", "as given"),
+    ],
+)
+def test_control_mode_of_the_known_maniskill_setups(setup, mode):
+    params = {"control_mode": "as given"}
+    env = make_env(backend="maniskill", policy_setup=setup, init_params=params)
+    assert env.init_params.control_mode == mode
+
+
+def test_a_weight_buffer_strategy_needs_its_type():
+    assert WeightBufferConfig(type="CPUWeightBuffer", buffer_strategy="Shared")
+    with pytest.raises(ValueError, match="needs type 'ShardedWeightBuffer'"):
+        WeightBufferConfig(buffer_strategy="Sharded")
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:1", {"address": "127.0.0.1:1"}, ["127.0.0.1:1"]])
+def test_listeners_may_be_written_short(listen):
+    assert ServiceConfig(listen=listen).listen[0].address == "127.0.0.1:1"
+
+
+def test_dial_address():
+    assert ServiceConfig(listen="127.0.0.1:5").dial_address == "127.0.0.1:5"
+    assert ServiceConfig(listen="127.0.0.1:5", address="far:6").dial_address == "far:6"
+    wide = ServiceConfig(listen={"address": "0.0.0.0:5", "plaintext": True})
+    assert wide.dial_address == "127.0.0.1:5"
+    with pytest.raises(ConfigError, match="lets the system choose a port"):
+        _ = ServiceConfig().dial_address
+
+
+def test_diff_names_leaves():
+    left = MainConfig(env=[make_env()])
+    right = left.model_copy(deep=True)
+    right.env[0].num_envs = 4
+    right.env[0].env_kwargs = Config(x=1)
+    assert diff_configs(left, left) == []
+    assert diff_configs(left, right) == [
+        ("env.0.num_envs", 1, 4),
+        ("env.0.env_kwargs", {}, "(absent)"),
+        ("env.0.env_kwargs.x", "(absent)", 1),
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b"])
+def test_a_run_name_is_one_folder(name):
+    with pytest.raises(ValueError, match="expected the name of a folder"):
+        MainConfig.from_dict({"log": {"name": name}})

@@ -1,0 +1,109 @@
+"""What the monitor makes of what it sees; the cluster is a fake."""
+
+import csv
+import threading
+
+import pytest
+
+from rlightning.cluster.backend import ClusterState
+from rlightning.cluster.display import Display
+from rlightning.cluster.monitor import Monitor
+from rlightning.cluster.runs import Run
+from rlightning.cluster.scalars import Scalars
+from rlightning.env.episodes import EpisodeRecord
+from rlightning.errors import UnavailableError
+from rlightning.utils.config import MainConfig, TrainConfig
+
+
+def make_episode(episode_return):
+    return EpisodeRecord(
+        episode_return=episode_return,
+        length=1,
+        env_id="e",
+        row=0,
+        episode_id=0,
+        seed=None,
+        policy_version=0,
+        reason="terminated",
+        ts_end_ns=0,
+    )
+
+
+class FakeBackend:
+    """Answers each look with the next of some states, or raises it; then repeats the last one."""
+
+    def __init__(self, *states):
+        self._states = list(states)
+        self.seen = threading.Event()
+
+    def observe(self):
+        if len(self._states) == 1:
+            self.seen.set()
+            state = self._states[0]
+            return ClusterState(state.env_steps, [], state.policy_version, {})
+        state = self._states.pop(0)
+        if isinstance(state, Exception):
+            raise state
+        return state
+
+
+def make_state(env_steps, *returns):
+    return ClusterState(env_steps, [make_episode(value) for value in returns], 3, {})
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlightning.cluster.monitor._PERIOD_S", 0.001)
+    run = Run.create(MainConfig.from_dict({"log": {"log_dir": str(tmp_path)}}), command=[])
+
+    def _watch(backend, **train):
+        display = Display(quiet=True, to_stderr=False, total_steps=1)
+        config = TrainConfig(**{"target_return": 10, "target_episodes": 2, **train})
+        return Monitor(backend, run, display, Scalars(None), config)
+
+    _watch.run = run
+    return _watch
+
+
+def test_the_target_needs_the_mean_of_enough_episodes(watch):
+    backend = FakeBackend(make_state(1, 30.0), make_state(1))
+    with watch(backend) as monitor:
+        assert backend.seen.wait(5)
+        assert not monitor.reached.is_set()
+    backend = FakeBackend(make_state(1, 0.0, 9.0), make_state(2, 11.0), make_state(2))
+    with watch(backend) as monitor:
+        assert monitor.reached.wait(5)
+    assert monitor.progress.mean_return == 10.0
+    assert monitor.progress.episodes == 3
+    assert monitor.progress.policy_version == 3
+
+
+def test_every_episode_is_recorded_once(watch):
+    backend = FakeBackend(make_state(1, 1.0, 2.0), make_state(2, 3.0), make_state(2))
+    with watch(backend):
+        assert backend.seen.wait(5)
+    rows = list(csv.DictReader(watch.run.episodes.read_text().splitlines()))
+    assert [row["return"] for row in rows] == ["1.0", "2.0", "3.0"]
+
+
+def test_an_absent_service_is_not_the_end(watch):
+    backend = FakeBackend(UnavailableError("gone"), make_state(7))
+    with watch(backend) as monitor:
+        assert backend.seen.wait(5)
+        monitor.check()
+    assert monitor.progress.env_steps == 7
+
+
+def test_any_other_error_reaches_the_trainer(watch):
+    with watch(FakeBackend(ZeroDivisionError(), make_state(1))) as monitor:
+        assert monitor.failed.wait(5)
+        with pytest.raises(ZeroDivisionError):
+            monitor.check()
+
+
+def test_updates_are_counted(watch):
+    backend = FakeBackend(make_state(1), make_state(1))
+    with watch(backend) as monitor:
+        monitor.updated(staleness=1.5)
+    assert monitor.progress.updates == 1
+    assert monitor.progress.staleness == 1.5

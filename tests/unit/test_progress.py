@@ -1,0 +1,66 @@
+"""What a run shows of itself."""
+
+import pytest
+
+from rlightning.cluster.display import Display
+from rlightning.cluster.progress import Progress, describe_run, duration, find_latencies
+
+SUMMARY = {"count": 3, "mean": 0.002, "p50": 0.001, "p90": 0.002, "p99": 0.003, "max": 0.004}
+
+
+def test_line_shows_what_was_measured():
+    progress = Progress(elapsed_s=3, env_steps=12345, steps_per_s=4115, policy_version=2)
+    assert progress.line().split() == (
+        ["3.0", "s", "steps", "12,345", "(4,115/s)", "episodes", "0", "return", "-", "version", "2", "staleness", "-"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.000_012_34, "12.3 us"),
+        (0.0123, "12.3 ms"),
+        (1.5, "1.5 s"),
+        (0.0, "0 us"),
+        (-0.002, "-2 ms"),
+    ],
+)
+def test_durations_have_units(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_latencies_are_found_at_any_depth():
+    stats = {"sessions": 1, "act": {"queue": SUMMARY, "unused": {**SUMMARY, "count": 0}}}
+    assert list(find_latencies(stats, "policy.")) == [("policy.act.queue", SUMMARY)]
+
+
+def test_plain_lines_are_rare_and_the_last_state_is_shown(capsys):
+    with Display(quiet=False, to_stderr=False, total_steps=10) as display:
+        for steps in range(5):
+            display.update(Progress(env_steps=steps))
+        display.update(Progress(env_steps=5), final=True)
+        display.update(Progress(env_steps=5), final=True)
+        display.message("done")
+        display.latency_table({"env.step": SUMMARY})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[3] for line in lines[:2]] == ["0", "5"]
+    assert lines[2] == "done"
+    assert lines[4].split() == ["env.step", "1", "ms", "2", "ms", "3", "ms", "4", "ms", "3"]
+
+
+def test_stdout_may_be_left_alone(capsys):
+    with Display(quiet=False, to_stderr=True, total_steps=10) as display:
+        display.message("hello")
+    with Display(quiet=True, to_stderr=False, total_steps=10) as display:
+        display.message("silence")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "hello\n"
+
+
+def test_the_json_line_holds_the_end():
+    progress = Progress(elapsed_s=2, env_steps=100, mean_return=480.0, latencies={"a": SUMMARY})
+    end = describe_run(progress, "solved")
+    assert end["outcome"] == "solved"
+    assert end["steps_per_s"] == 50
+    assert end["latencies_s"]["a"]["p99"] == 0.003
