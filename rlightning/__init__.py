@@ -1,4 +1,4 @@
-"""RLightning over gRPC: reinforcement-learning experience collected and learned from over the network."""
+"""RLightning over gRPC: collects RL experience over the network and learns from it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class RLightningError(Exception):
 
 
 class ConfigError(RLightningError, ValueError):
-    """A configuration that cannot work; the message names the key, what was expected and what came."""
+    """A configuration that cannot work; names the key, what was expected and what came."""
 
 
 class CodecError(RLightningError, ValueError):

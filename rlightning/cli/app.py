@@ -125,13 +125,17 @@ def health(
     ] = None,
 ) -> None:
     """Exit 0 if a service is SERVING, else 1."""
-    from rlightning.rpc.health import check_health
+    import asyncio
+
+    from rlightning.rpc.health import ServingStatus
+    from rlightning.rpc.health import check as ask
     from rlightning.utils.config import ClientAuthConfig
 
     auth = None if ca_file is None else ClientAuthConfig(ca_file=str(ca_file))
-    serving = check_health(address, check, timeout_s=timeout, auth=auth)
-    typer.echo("SERVING" if serving else "NOT_SERVING")
-    raise typer.Exit(0 if serving else EXIT_FAILED)
+    with one_line_errors(debug=False):
+        status = asyncio.run(ask(address, check, timeout_s=timeout, auth=auth))
+    typer.echo(status.name)
+    raise typer.Exit(0 if status is ServingStatus.SERVING else EXIT_FAILED)
 
 
 @app.command()

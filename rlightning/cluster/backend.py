@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlightning.env.episodes import EpisodeRecord
+from rlightning.learner.loop import Source
 from rlightning.types import EnvMeta
 
 
@@ -27,33 +28,17 @@ class ClusterState:
     latencies: Mapping[str, Mapping[str, float]]
 
 
-class Backend(Protocol):
-    """A cluster in training. All methods block and may be called from any thread."""
+class Backend(Source, Protocol):
+    """A cluster in training: what a learner needs, and what people want to see.
+
+    All methods block and may be called from any thread. `check` raises a `ClusterError` when a
+    service is gone for good.
+    """
 
     def env_metas(self) -> list[EnvMeta]:
         """Returns the spaces and sizes of the envs, one entry per group of rows."""
         ...
 
-    def next_batch(self, timeout_s: float) -> Mapping[str, Any] | None:
-        """Returns the next rollout's columns [T, N, ...]; None if there was none in time."""
-        ...
-
-    def publish(self, version: int, weights: bytes) -> None:
-        """Lets the policy act with new weights; returns when it does."""
-        ...
-
-    def policy_version(self) -> int:
-        """Returns the version of the weights in use."""
-        ...
-
     def observe(self) -> ClusterState:
         """Returns how the services fare; each episode is reported once."""
-        ...
-
-    def check(self) -> None:
-        """Raises when a service is gone for good.
-
-        Raises:
-            ClusterError: Which one, and how it ended.
-        """
         ...

@@ -94,9 +94,9 @@ class Display:
 
 def _latency_table(latencies: Mapping[str, Mapping[str, float]]) -> Table:
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
-    table.add_column("latency")
+    table.add_column("latency", no_wrap=True)
     for column in (*_COLUMNS, "count"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for name, summary in latencies.items():
         figures = (duration(summary[key]) if key in summary else "-" for key in _COLUMNS)
         table.add_row(name, *figures, f"{summary.get('count', 0):,.0f}")

@@ -19,6 +19,8 @@ SECTIONS = ("policy", "buffer", "env")
 _POLL_S = 0.02
 _PROBE_S = 1.0
 _MISSED_PROBES = 3
+# What stands before the reason in the last log lines of a service that gave up.
+_REASON_MARKS = (" did not start: ", " cannot go on: ")
 
 
 class LocalLauncher:
@@ -47,6 +49,8 @@ class LocalLauncher:
         self._stopping = threading.Event()
         self._processes: dict[str, ServiceProcess] = {}
         self._watchers: list[threading.Thread] = []
+        self._strangers: set[str] = set()
+        self._away: set[str] = set()
         self._window_s = self.config.services.restart_window_s
 
     def __enter__(self) -> LocalLauncher:
@@ -85,6 +89,11 @@ class LocalLauncher:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a service is away and waited for."""
+        return bool(self._away)
+
     def processes(self) -> Iterator[ServiceProcess]:
         """Yields the services that run as children of this process."""
         yield from self._processes.values()
@@ -99,6 +108,9 @@ class LocalLauncher:
             self._kill_all()
         for watcher in self._watchers:
             watcher.join()
+        for section in sorted(self._strangers):
+            where = f"the {LABELS[section]} at {self.address(section)}"
+            self._report(f"{where} was started by hand and is left to itself")
 
     def address(self, section: str) -> str:
         """Returns where a service is dialled."""
@@ -168,12 +180,17 @@ class LocalLauncher:
                 window_s = max(self._window_s, self._service(section).rpc.resume_window_s)
                 self._report(f"{loss}; waiting up to {window_s:g} s for it")
             lost_at = time.monotonic()
-            if not self._comes_back(section, lost_at + window_s):
+            self._away.add(section)
+            back = self._comes_back(section, lost_at + window_s)
+            self._away.discard(section)
+            if not back:
                 if not self._stopping.is_set():
                     self._failure = ClusterError(loss)
                     self.failed.set()
                 return
             self._report(f"the {label} is SERVING again after {time.monotonic() - lost_at:.1f} s")
+            if section in self._processes:
+                self._strangers.add(section)
 
     def _report_death(self, process: ServiceProcess) -> str:
         loss = process.obituary()
@@ -183,7 +200,7 @@ class LocalLauncher:
         if self._window_s > 0:
             self._report(f"waiting up to {self._window_s:g} s; start it again with:")
             self._report(f"  {process.command}")
-        return loss
+        return written_reason(process) or loss
 
     def _comes_back(self, section: str, deadline: float) -> bool:
         while time.monotonic() < deadline and not self._stopping.is_set():
@@ -217,12 +234,21 @@ class LocalLauncher:
 
 
 def last_words(process: ServiceProcess) -> str:
-    """Returns why a process ended during start-up: the error it wrote, or its last log lines."""
-    tail = process.tail()
-    for line in reversed(tail):
-        for mark in ("error: ", " did not start: "):
-            before, found, reason = line.partition(mark)
-            if found and (not before or mark != "error: "):
-                return f"{process.label}: {reason}"
-    lines = "".join(f"\n  | {line}" for line in tail)
+    """Returns why a process ended: the error it wrote, or how it ended and its last log lines."""
+    reason = written_reason(process)
+    if reason is not None:
+        return reason
+    lines = "".join(f"\n  | {line}" for line in process.tail())
     return f"{process.obituary()}; last lines of {process.log}:{lines}"
+
+
+def written_reason(process: ServiceProcess) -> str | None:
+    """Returns the error that a process wrote before it ended; None if there is none."""
+    for line in reversed(process.tail()):
+        for mark in _REASON_MARKS:
+            _, found, reason = line.partition(mark)
+            if found:
+                return f"{process.label}: {reason}"
+        if line.startswith("error: "):
+            return f"{process.label}: {line.removeprefix('error: ')}"
+    return None

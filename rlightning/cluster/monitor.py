@@ -8,10 +8,11 @@ from collections import deque
 
 from rlightning.cluster.backend import Backend
 from rlightning.cluster.display import Display
-from rlightning.cluster.progress import Progress
+from rlightning.cluster.progress import Progress, find_latencies
 from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
 from rlightning.errors import RemoteError
+from rlightning.learner.loop import LearnerStats, Update
 from rlightning.utils.config import TrainConfig
 
 _PERIOD_S = 0.5
@@ -32,12 +33,20 @@ class Monitor:
     """
 
     def __init__(
-        self, backend: Backend, run: Run, display: Display, scalars: Scalars, train: TrainConfig
+        self,
+        backend: Backend,
+        learner: LearnerStats,
+        *,
+        run: Run,
+        display: Display,
+        scalars: Scalars,
+        train: TrainConfig,
     ) -> None:
         self.progress = Progress()
         self.reached = threading.Event()
         self.failed = threading.Event()
         self._backend = backend
+        self._learner = learner
         self._run = run
         self._display = display
         self._scalars = scalars
@@ -48,7 +57,6 @@ class Monitor:
         self._lengths: deque[int] = deque(maxlen=train.target_episodes)
         self._episodes = 0
         self._rates: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
-        self._updates = 0
         self._staleness: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="monitor", daemon=True)
@@ -61,10 +69,10 @@ class Monitor:
         self._stop.set()
         self._thread.join()
 
-    def updated(self, *, staleness: float) -> None:
-        """Counts one update of the learner, from a batch with this mean age in versions."""
-        self._updates += 1
-        self._staleness = staleness
+    def updated(self, update: Update) -> None:
+        """Takes note of one update of the learner; called by its loop."""
+        self._staleness = update.staleness
+        self._scalars.add(update.metrics, self._learner.rows)
 
     def check(self) -> None:
         """Raises what ended the look-out, if anything did."""
@@ -97,6 +105,7 @@ class Monitor:
         self._episodes += len(state.episodes)
         self._rates.append((now, state.env_steps))
         (then, steps_then), elapsed = self._rates[0], now - self._rates[0][0]
+        learning = find_latencies(self._learner.latency.summary(), "learner.")
         mean = sum(self._returns) / len(self._returns) if self._returns else None
         self.progress = Progress(
             elapsed_s=now,
@@ -104,10 +113,10 @@ class Monitor:
             steps_per_s=(state.env_steps - steps_then) / elapsed if now > then else 0.0,
             episodes=self._episodes,
             mean_return=mean,
-            updates=self._updates,
+            updates=self._learner.updates,
             policy_version=state.policy_version,
             staleness=self._staleness,
-            latencies=state.latencies,
+            latencies={**state.latencies, **dict(learning)},
         )
         self._record()
         self._display.update(self.progress, final=final)

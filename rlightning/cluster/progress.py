@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Below this a duration of one step in Python is noise.
+_RESOLUTION_S = 1e-7
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -52,18 +55,24 @@ def number(value: float | None) -> str:
 
 
 def find_latencies(stats: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yields every latency summary in a service's stats, under its dotted name."""
+    """Yields every latency summary in a service's stats, under its dotted name.
+
+    The level `latency`, which says nothing here, is left out of the names.
+    """
     for name, value in stats.items():
         if not isinstance(value, Mapping):
             continue
         if "p50" not in value:
-            yield from find_latencies(value, f"{prefix}{name}.")
+            deeper = prefix if name == "latency" else f"{prefix}{name}."
+            yield from find_latencies(value, deeper)
         elif value.get("count"):
             yield f"{prefix}{name}", {key: float(figure) for key, figure in value.items()}
 
 
 def duration(seconds: float) -> str:
     """Returns a duration with a unit that suits it, three significant digits."""
+    if abs(seconds) < _RESOLUTION_S:
+        return f"<{_RESOLUTION_S / 1e-6:g} us"
     for factor, unit in ((1.0, "s"), (1e-3, "ms")):
         if abs(seconds) >= factor:
             return f"{seconds / factor:.3g} {unit}"

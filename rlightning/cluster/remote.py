@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -14,13 +15,14 @@ from rlightning.cluster.backend import ClusterState
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.progress import find_latencies
 from rlightning.env.remote_client import EnvClient
-from rlightning.errors import DeadlineExceededError
+from rlightning.errors import DeadlineExceededError, UnavailableError
 from rlightning.policy import PolicyClient, WeightPublisher
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
 from rlightning.utils.config import ServiceConfig
 
 _LOOK_TIMEOUT_S = 2.0
+_PUBLISH_TIMEOUT_S = 60.0
 
 
 class RemoteBackend:
@@ -53,10 +55,10 @@ class RemoteBackend:
 
     async def _open(self) -> None:
         services = self._launcher.config.services
-        self._env = EnvClient(**_dial(services.env))
-        self._policy = PolicyClient(**_dial(services.policy))
-        self._buffer = BufferClient(**_dial(services.buffer))
-        self._samples = SampleClient(**_dial(services.buffer))
+        self._env = EnvClient(**dial(services.env))
+        self._policy = PolicyClient(**dial(services.policy))
+        self._buffer = BufferClient(**dial(services.buffer))
+        self._samples = SampleClient(**dial(services.buffer))
         self._publisher = WeightPublisher(self._policy)
         self._publisher.start()
         await self._samples.start()
@@ -76,10 +78,23 @@ class RemoteBackend:
             return self._loop.run(self._samples.next_batch(timeout_s)).columns
         except DeadlineExceededError:
             return None
+        except UnavailableError as error:
+            # While a service is away, producers are silent for a reason that people know of.
+            if error.reason == "PRODUCER_SILENT" and self._launcher.waiting:
+                return None
+            raise
 
     def publish(self, version: int, weights: bytes) -> None:
         """Lets the policy act with new weights; returns when it does."""
-        self._loop.run(self._publisher.publish(version, weights))
+        deadline = time.monotonic() + _PUBLISH_TIMEOUT_S
+        while True:
+            try:
+                self._loop.run(self._publisher.publish(version, weights, timeout_s=_LOOK_TIMEOUT_S))
+                return
+            except DeadlineExceededError:
+                self._launcher.check()
+                if time.monotonic() > deadline and not self._launcher.waiting:
+                    raise
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""
@@ -99,15 +114,12 @@ class RemoteBackend:
         if env.env_steps < self._steps:  # an env server that came back counts from 0
             self._steps_before += self._steps
         self._steps = env.env_steps
-        latencies = dict(
-            item
-            for prefix, stats in (
-                ("env.", env.stats),
-                ("policy.", policy.stats),
-                ("buffer.", buffer.stats),
-            )
-            for item in find_latencies(stats, prefix)
-        )
+        latencies = dict(find_latencies(env.stats, "env."))
+        for prefix, stats in (("policy.", policy.stats), ("buffer.", buffer.stats)):
+            for name, summary in find_latencies(stats, prefix):
+                # The env server knows the policy server's stages from its answers, too.
+                latencies.pop(name.replace(prefix, "env.", 1), None)
+                latencies[name] = summary
         return ClusterState(
             env_steps=self._steps_before + self._steps,
             episodes=env.episodes,
@@ -120,5 +132,6 @@ class RemoteBackend:
         self._launcher.check()
 
 
-def _dial(service: ServiceConfig) -> dict[str, Any]:
+def dial(service: ServiceConfig) -> dict[str, Any]:
+    """Returns the arguments with which a client dials a service."""
     return {"address": service.dial_address, "rpc": service.rpc, "auth": service.auth}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
-import numpy as np
 import typer
 
+from rlightning import learner
 from rlightning.cluster.backend import Backend
 from rlightning.cluster.display import Display
 from rlightning.cluster.in_process import InProcessBackend
@@ -20,17 +20,17 @@ from rlightning.cluster.launcher import SECTIONS, LocalLauncher
 from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.prepare import own_state, prepare
 from rlightning.cluster.process import LABELS
-from rlightning.cluster.progress import describe_run, number
+from rlightning.cluster.progress import Progress, describe_run, number
 from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
 from rlightning.errors import ConfigError
+from rlightning.learner.loop import LearnerStats
 from rlightning.utils.config import MainConfig
 
 SOLVED = "solved"
 FINISHED = "finished"
 MISSED = "target_missed"
-_WAIT_S = 0.25
 
 
 def train(
@@ -51,7 +51,7 @@ def train(
         ClusterError: A service did not start, or is gone for good.
         KeyboardInterrupt: The run was stopped from outside; its folder says so.
     """
-    _need_learner()
+    _preload_learner()
     prepared = prepare(config)
     run = Run.create(prepared, command=this_command())
     outcome, end = "failed", {}
@@ -60,13 +60,9 @@ def train(
         with interruptible(), display:
             display.message(f"run folder {run.path}")
             with _backend(prepared, run, display, in_process=in_process) as backend:
-                folder = run.tensorboard if config.log.backend == "tensorboard" else None
-                with Scalars(folder) as scalars:
-                    monitor = Monitor(backend, run, display, scalars, prepared.train)
-                    with monitor:
-                        outcome = _learn(prepared, backend, monitor, scalars, run)
-            end = describe_run(monitor.progress, outcome)
-            _summarise(display, monitor, outcome)
+                outcome, progress = _learn(prepared, backend, run, display)
+                end = describe_run(progress, outcome)
+                _summarise(display, progress, outcome)
     except KeyboardInterrupt:
         outcome = "interrupted"
         raise
@@ -77,17 +73,16 @@ def train(
     return outcome in {SOLVED, FINISHED}
 
 
-def _need_learner() -> None:
-    """Begins to load the learner's libraries, which takes seconds, beside the services' start."""
+def _preload_learner() -> None:
+    """Begins to load the learner's libraries, which takes seconds, beside the services' start.
+
+    Raises:
+        ConfigError: They are not installed.
+    """
     for name in ("torch", "tensordict", "torchrl"):
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"training needs {name}: pip install 'rlightning[learn]'")
-    names = ("rlightning.learner.ppo", "torch.utils.tensorboard")
-    threading.Thread(
-        target=lambda: [importlib.import_module(name) for name in names],
-        name="imports",
-        daemon=True,
-    ).start()
+    threading.Thread(target=learner.preload, name="imports", daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -107,47 +102,38 @@ def _backend(
 
 
 def _learn(
-    config: MainConfig, backend: Backend, monitor: Monitor, scalars: Scalars, run: Run
-) -> str:
-    """Learns from batch after batch and publishes the weights of each; returns the outcome."""
-    import torch
+    config: MainConfig, backend: Backend, run: Run, display: Display
+) -> tuple[str, Progress]:
+    """Learns until the target is reached or the steps are used up; returns how it ended."""
+    stats = LearnerStats()
+    folder = run.tensorboard if config.log.backend == "tensorboard" else None
+    save_dir = config.train.save_dir
+    checkpoints = learner.Checkpoints(run.checkpoints if save_dir is None else Path(save_dir))
+    with Scalars(folder) as scalars:
+        monitor = Monitor(
+            backend, stats, run=run, display=display, scalars=scalars, train=config.train
+        )
 
-    from rlightning.learner.ppo import PPO
-    from rlightning.policy import build_policy, policy_weights
-    from rlightning.policy.weights import dump_weights
+        def stop() -> bool:
+            monitor.check()
+            return monitor.reached.is_set()
 
-    torch.set_num_threads(config.learner.torch_threads)
-    policy = build_policy(config.policy, "train")
-    policy.init_train(config.train, backend.env_metas()[0])
-    algorithm = PPO(policy, config.learner, config.train, seed=config.train.seed)
-    version = backend.policy_version() + 1
-    backend.publish(version, dump_weights(policy_weights(policy)))
-    updates = 0
-    outcome = MISSED if config.train.target_return is not None else FINISHED
-    while algorithm.env_steps < config.train.max_env_steps and updates != config.train.max_epochs:
-        backend.check()
-        monitor.check()
-        if monitor.reached.is_set():
-            outcome = SOLVED
-            break
-        columns = backend.next_batch(_WAIT_S)
-        if columns is None:
-            continue
-        staleness = float(version - np.mean(columns["policy_version"]))
-        metrics = algorithm.update(columns)
-        updates += 1
-        version += 1
-        backend.publish(version, dump_weights(policy_weights(policy)))
-        monitor.updated(staleness=staleness)
-        scalars.add(metrics, algorithm.env_steps)
-        if config.train.save_interval > 0 and updates % config.train.save_interval == 0:
-            policy.save_checkpoint(run.checkpoints / f"{version}.safetensors")
-    policy.save_checkpoint(run.checkpoints / "last.safetensors")
-    return outcome
+        with monitor:
+            learner.train_loop(
+                learner.build_learner(config, backend.env_metas()[0]),
+                backend,
+                config.train,
+                stop=stop,
+                on_update=monitor.updated,
+                save=checkpoints.save,
+                stats=stats,
+            )
+    if monitor.reached.is_set():
+        return SOLVED, monitor.progress
+    return (FINISHED if config.train.target_return is None else MISSED), monitor.progress
 
 
-def _summarise(display: Display, monitor: Monitor, outcome: str) -> None:
-    progress = monitor.progress
+def _summarise(display: Display, progress: Progress, outcome: str) -> None:
     display.latency_table(progress.latencies)
     rate = progress.env_steps / max(progress.elapsed_s, 1e-9)
     display.message(

@@ -46,7 +46,7 @@ class BaseEnv(ABC):
         num_envs: Rows.
         max_episode_steps: Steps after which an episode is truncated; None: the env's own limit.
         row_seeds: Seeds of the rows at their first reset; None if they had none.
-        timing_raw: For each timed operation `{"count", "total", "avg"}` in seconds: `reset`, `step`,
+        timing_raw: `{"count", "total", "avg"}` in seconds of each timed operation: `reset`, `step`,
             and `transition_policy_to_env` if the flag DEBUG was set when the env was made.
     """
 

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlightning.learner.builder import build_learner
+    from rlightning.learner.checkpoints import Checkpoints
+    from rlightning.learner.loop import LearnerStats, Update, train_loop
+    from rlightning.learner.ppo import PPO
 
 _MODULES = {
     "PPO": "ppo",
+    "Checkpoints": "checkpoints",
     "LearnerStats": "loop",
     "Update": "loop",
+    "build_learner": "builder",
     "train_loop": "loop",
 }
 
-__all__ = ["PPO", "LearnerStats", "Update", "preload", "train_loop"]
+__all__ = [
+    "PPO",
+    "Checkpoints",
+    "LearnerStats",
+    "Update",
+    "build_learner",
+    "preload",
+    "train_loop",
+]
 
 
 def preload() -> None:

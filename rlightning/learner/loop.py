@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlightning.latency import LatencyStats
+from rlightning.latency import Histogram, LatencyStats
 from rlightning.utils.config import TrainConfig
 
 # How often a loop that waits for data looks whether it should stop.
@@ -69,6 +69,11 @@ class Update:
     metrics: Mapping[str, float]
 
 
+def _make_latency() -> LatencyStats:
+    # All of them at once: another thread may read them while this one records.
+    return LatencyStats({name: Histogram() for name in ("sample_wait", "update", "publish")})
+
+
 @dataclass
 class LearnerStats:
     """What a learner has done so far.
@@ -76,14 +81,14 @@ class LearnerStats:
     Attributes:
         updates: Batches learned from.
         rows: Transitions learned from.
-        policy_version: Version last published.
-        latency: `sample_wait`, `learner_step` and `publish`, in seconds.
+        policy_version: Version of the newest weights.
+        latency: `sample_wait`, `update` and `publish`, in seconds.
     """
 
     updates: int = 0
     rows: int = 0
     policy_version: int = 0
-    latency: LatencyStats = field(default_factory=LatencyStats)
+    latency: LatencyStats = field(default_factory=_make_latency)
 
 
 def train_loop(
@@ -93,7 +98,7 @@ def train_loop(
     *,
     stop: Callable[[], bool],
     on_update: Callable[[Update], None] = lambda update: None,
-    save: Callable[[int, bytes], None] | None = None,
+    save: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     stats: LearnerStats | None = None,
 ) -> LearnerStats:
     """Learns until it is told to stop or has learned from all steps of its budget.
@@ -104,11 +109,11 @@ def train_loop(
     Args:
         algorithm: What learns.
         source: Where rollouts come from and weights go to.
-        train: `max_env_steps` and `max_epochs` end the loop, `save_interval` says how often to save.
+        train: `max_env_steps` and `max_epochs` end it, `save_interval` says how often to save.
         stop: Asked before each batch, and while waiting for one.
         on_update: Called after each update, with its weights already in use.
-        save: Called with version and weights of a checkpoint: every `save_interval` updates, and
-            for the last one.
+        save: Called with a checkpoint: every `save_interval` updates, and with the newest weights
+            at the end, whatever ended the loop.
         stats: Counts into this.
 
     Returns:
@@ -122,41 +127,38 @@ def train_loop(
     stats.policy_version = source.policy_version() + 1
     weights = algorithm.weights()
     source.publish(stats.policy_version, weights)
-    while not stop() and stats.rows < train.max_env_steps and stats.updates != train.max_epochs:
-        asked = time.monotonic()
-        columns = _wait_for_batch(source, stop)
-        if columns is None:
-            break
-        got = time.monotonic()
-        ages = stats.policy_version - np.asarray(columns["policy_version"])
-        metrics = algorithm.update(columns)
-        learned = time.monotonic()
-        stats.policy_version += 1
-        weights = algorithm.weights()
-        source.publish(stats.policy_version, weights)
-        published = time.monotonic()
-        stats.updates += 1
-        stats.rows += ages.size
-        for name, seconds in (
-            ("sample_wait", got - asked),
-            ("learner_step", learned - got),
-            ("publish", published - learned),
-        ):
-            stats.latency.record(name, seconds)
-        on_update(
-            Update(
-                number=stats.updates,
-                policy_version=stats.policy_version,
-                rows=ages.size,
-                staleness=float(ages.mean()),
-                max_staleness=int(ages.max()),
-                metrics=metrics,
+    try:
+        while not stop() and stats.rows < train.max_env_steps and stats.updates != train.max_epochs:
+            asked = time.monotonic()
+            columns = _wait_for_batch(source, stop)
+            if columns is None:
+                break
+            got = time.monotonic()
+            stats.latency.record("sample_wait", got - asked)
+            ages = stats.policy_version - np.asarray(columns["policy_version"])
+            metrics = algorithm.update(columns)
+            weights = algorithm.weights()
+            stats.updates += 1
+            stats.rows += ages.size
+            stats.policy_version += 1
+            updated = time.monotonic()
+            stats.latency.record("update", updated - got)
+            source.publish(stats.policy_version, weights)
+            stats.latency.record("publish", time.monotonic() - updated)
+            on_update(
+                Update(
+                    number=stats.updates,
+                    policy_version=stats.policy_version,
+                    rows=ages.size,
+                    staleness=float(ages.mean()),
+                    max_staleness=int(ages.max()),
+                    metrics=metrics,
+                )
             )
-        )
-        if save is not None and train.save_interval > 0 and not stats.updates % train.save_interval:
-            save(stats.policy_version, weights)
-    if save is not None:
-        save(stats.policy_version, weights)
+            if train.save_interval > 0 and stats.updates % train.save_interval == 0:
+                save(stats, weights)
+    finally:
+        save(stats, weights)
     return stats
 
 

@@ -8,34 +8,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import gymnasium as gym
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torchrl.modules.value_norm import RunningValueNorm
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 from rlightning.errors import PolicyError
 from rlightning.policy.weights import dump_weights, policy_weights
-from rlightning.types import ActionSource
+from rlightning.types import ActionSource, EnvMeta
 from rlightning.utils.config import LearnerConfig, TrainConfig
 
 
+@runtime_checkable
 class ActorCritic(Protocol):
     """What PPO asks of a policy: two networks, and what the actor's output means.
 
     Attributes:
         actor: Observations [B, ...] to the parameters of a distribution over actions.
-        critic: Observations [B, ...] to state values [B, 1].
+        critic: Observations [B, ...] to state values [B, 1], normalised as `PPO` says.
+        env_meta: Spaces of the envs.
     """
 
     actor: nn.Module
     critic: nn.Module
+    env_meta: EnvMeta | None
 
     def distribution(self, params: Any) -> Distribution:
-        """Returns the distribution over actions, batch shape [B], that `params` describe."""
+        """Returns the distribution over actions, batch shape [B], that `params` describe.
+
+        Actions of a Discrete space are counted from 0 there.
+        """
         ...
 
     def get_trainable_parameters(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -45,6 +53,11 @@ class ActorCritic(Protocol):
 
 class PPO:
     """Trains an actor-critic policy on one rollout after the other.
+
+    The critic learns returns less the mean and by the standard deviation of all returns seen so
+    far, whatever their scale. (Asked for returns of 100 as they are, the tanh units of a small
+    network saturate, and it answers a constant: CartPole then takes twice the steps, some seeds
+    never solve it.)
 
     Args:
         policy: Its networks are trained in place, on the device where they are.
@@ -70,6 +83,7 @@ class PPO:
             clip_epsilon=config.clip_epsilon,
             entropy_coeff=config.entropy_coeff,
             critic_coeff=config.critic_coeff,
+            loss_critic_type="l2",
             # Swapping parameters in and out of the networks costs more than a small forward pass.
             functional=False,
             # Computed once for the rollout instead: of one minibatch it is noise.
@@ -78,8 +92,11 @@ class PPO:
         self._loss.set_keys(sample_log_prob="log_prob", value="value")
         self._parameters = [p for p in self._loss.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
+        self._value_norm = RunningValueNorm(device=self._device)
         self._optimizer = torch.optim.Adam(self._parameters, lr=train.lr, eps=1e-5, fused=True)
         self._generator = torch.Generator().manual_seed(seed)
+        space = policy.env_meta.action_space if policy.env_meta is not None else None
+        self._first_action = int(space.start) if isinstance(space, gym.spaces.Discrete) else 0
 
     def update(self, columns: Mapping[str, Any]) -> dict[str, float]:
         """Learns from one rollout.
@@ -94,7 +111,8 @@ class PPO:
             Scalars under `losses/`: means over the minibatches, and values of the whole rollout.
 
         Raises:
-            PolicyError: The policy does not return what PPO needs, or the update diverged.
+            PolicyError: The policy does not return what PPO needs, or something is not finite; the
+                weights are finite still.
         """
         rollout = self._read(columns)
         self.env_steps += rollout.numel()
@@ -102,9 +120,9 @@ class PPO:
         metrics = {
             "losses/learning_rate": self._anneal(),
             "losses/explained_variance": explained_variance,
-            "losses/masked_rows": float(rollout.numel() - rows.numel()),
+            "losses/masked_rows": float(rollout.numel() - len(rows)),
         }
-        if rows.numel():
+        if len(rows):
             metrics |= self._descend(rows)
         return metrics
 
@@ -121,6 +139,8 @@ class PPO:
             )
         names = ("observation", "next_observation", "action", "log_prob", "reward", "terminated")
         source = {name: columns[name] for name in names}
+        if self._first_action:
+            source["action"] = source["action"] - self._first_action
         source["stop"] = columns["terminated"] | columns["truncated"] | columns["cut"]
         source["own"] = columns["action_source"] == ActionSource.POLICY
         return TensorDict(
@@ -130,55 +150,57 @@ class PPO:
 
     def _prepare(self, rollout: TensorDict) -> tuple[TensorDictBase, float]:
         """Returns the rows to learn from, [B], with advantages, and the explained variance."""
-        with torch.no_grad():
-            flat = rollout.flatten()
-            value = self.policy.critic(_observation(flat)).view(rollout.shape)
-            next_value = self.policy.critic(_observation(flat, "next_observation"))
+        flat = rollout.flatten()
+        value = self._values(flat, "observation").view(rollout.shape)
         own = rollout["own"]
-        advantage, value_target = estimate_advantages(
+        advantage, target = estimate_advantages(
             self._config.gamma,
             self._config.gae_lambda,
             value=value,
-            next_value=next_value.view(rollout.shape),
+            next_value=self._values(flat, "next_observation").view(rollout.shape),
             reward=rollout["reward"],
             terminated=rollout["terminated"],
             stop=rollout["stop"],
             own=own,
         )
-        rows = TensorDict(
-            {
-                "observation": flat["observation"],
-                "action": flat["action"],
-                "log_prob": flat["log_prob"],
-                "advantage": advantage.reshape(-1, 1),
-                "value_target": value_target.reshape(-1, 1),
-            },
-            batch_size=flat.shape,
-        )
+        rows = flat.select("observation", "action", "log_prob")
+        rows["advantage"] = advantage.reshape(-1, 1)
+        rows["value_target"] = target.reshape(-1, 1)
         if not own.all():
             rows = rows[own.flatten()]
-        if rows.numel() < 2:
-            return rows, math.nan
-        advantage = rows["advantage"]
-        rows["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        unexplained = (value_target - value)[own].var() / value_target[own].var().clamp_min(1e-8)
-        return rows, 1.0 - float(unexplained)
+        if len(rows) < 2:  # no deviation to divide by
+            return rows[:0], math.nan
+        if not rows["advantage"].isfinite().all():
+            raise PolicyError(
+                "PPO cannot learn from this rollout: an observation, a reward or a value "
+                "of the critic is not finite"
+            )
+        self._value_norm.update(rows["value_target"])
+        rows["value_target"] = self._value_norm.normalize(rows["value_target"])
+        spread, mean = torch.std_mean(rows["advantage"])
+        rows["advantage"] = (rows["advantage"] - mean) / (spread + 1e-8)
+        unexplained, variance = float((target - value)[own].var()), float(target[own].var())
+        return rows, 1.0 - unexplained / variance if variance > 0.0 else math.nan
+
+    def _values(self, rows: TensorDictBase, key: str) -> Tensor:
+        """Returns the critic's values [B, 1] in the scale of the rewards."""
+        with torch.no_grad():
+            value = self.policy.critic(_observation(rows, key))
+        denormalised: Tensor = self._value_norm.denormalize(value)
+        return denormalised
 
     def _descend(self, rows: TensorDictBase) -> dict[str, float]:
         """Takes the gradient steps of one update and returns the means of what they report."""
         # Equal parts: a small remainder would take a whole step on few rows.
-        parts = max(1, round(rows.numel() / self._train.batch_size))
+        parts = max(1, round(len(rows) / self._train.batch_size))
         sums: dict[str, Tensor] = {}
         for _ in range(self._config.epochs):
-            order = torch.randperm(rows.numel(), generator=self._generator)
+            order = torch.randperm(len(rows), generator=self._generator)
             for minibatch in rows[order.to(self._device)].chunk(parts):
                 for name, value in self._step(minibatch).items():
                     sums[name] = sums[name] + value if name in sums else value
         steps = parts * self._config.epochs
-        metrics = {f"losses/{name}": float(total) / steps for name, total in sums.items()}
-        if not all(map(math.isfinite, metrics.values())):
-            raise PolicyError(f"the update diverged; a lower train.lr may help: {metrics}")
-        return metrics
+        return {f"losses/{name}": float(total) / steps for name, total in sums.items()}
 
     def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
         """Takes one gradient step."""
@@ -187,6 +209,8 @@ class PPO:
         self._optimizer.zero_grad()
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
+        if not grad_norm.isfinite():
+            raise PolicyError("PPO diverged: a gradient is not finite; a lower train.lr may help")
         self._optimizer.step()
         return {
             "policy": terms["loss_objective"].detach(),

@@ -28,7 +28,9 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "silu": nn.SiLU,
 }
-_LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
+_LOG_SQRT_2_PI = np.float32(0.5 * math.log(2 * math.pi))
+# Stands for the weight of an action so unlikely that float32 holds no number for it.
+_LEAST_RATE = np.float32(1e-36)
 
 
 @POLICY.register("actor_critic")
@@ -114,8 +116,9 @@ class ActorCriticPolicy(BasePolicy):
         weights = np.exp(shifted)
         log_probs = shifted - np.log(np.add.reduce(weights, axis=1, keepdims=True))
         if explore:
-            # Of exponential variables with these rates, the chance to be the smallest is weight/sum.
-            index = (self._rng.standard_exponential(weights.shape, np.float32) / weights).argmin(1)
+            # Of exponential variables with these rates, each is the smallest with its probability.
+            rates = np.maximum(weights, _LEAST_RATE)
+            index = (self._rng.standard_exponential(rates.shape, np.float32) / rates).argmin(1)
         else:
             index = logits.argmax(1)
         log_prob = log_probs[np.arange(len(index)), index]
@@ -126,9 +129,9 @@ class ActorCriticPolicy(BasePolicy):
         mean, log_std = np.split(params, 2, axis=1)
         log_density = -log_std - _LOG_SQRT_2_PI
         if explore:
-            noise = self._rng.standard_normal(mean.shape, np.float32)
-            mean = mean + np.exp(log_std) * noise
-            log_density = log_density - 0.5 * noise * noise
+            noise: Array = self._rng.standard_normal(mean.shape, np.float32)
+            mean = np.add(mean, np.exp(log_std) * noise, dtype=np.float32)
+            log_density = log_density - np.float32(0.5) * noise * noise
         return mean.reshape(len(mean), *self._shape), log_density.sum(1)
 
     def _construct(self, env_meta: EnvMeta | None, **kwargs: Any) -> None:

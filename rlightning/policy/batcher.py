@@ -8,55 +8,27 @@ and a change of weights, ever run at once.
 from __future__ import annotations
 
 import asyncio
-import logging
-import queue
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlightning.errors import (
-    BatcherOverloadedError,
-    DeadlineExceededError,
-    PolicyError,
-    UnavailableError,
-)
+from rlightning.errors import BatcherOverloadedError, DeadlineExceededError, UnavailableError
 from rlightning.latency import Histogram
+from rlightning.policy.pending import Batch, Pending, Runner, StageTimes
+from rlightning.policy.worker import Worker
 from rlightning.types import Mode, PolicyResponse
 
 if TYPE_CHECKING:
     from rlightning.policy.inference import Part
 
-_LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _UNKNOWN_NS = float("inf")
-
-
-class Runner(Protocol):
-    """Answers batches of one kind; requests for different runners never share a batch."""
-
-    def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
-        """Returns one response for each part.
-
-        Raises:
-            PolicyError: None could be computed.
-        """
-        ...
-
-
-class StageTimes(NamedTuple):
-    """Where the time of one answer went."""
-
-    queue_us: int
-    """From receipt until its batch began to form."""
-    batch_wait_us: int
-    """From then until inference began."""
-    inference_us: int
-    """Inference."""
-    batch_rows: int
-    """Rows that shared it."""
+_PROMPT_NS = 50_000_000
+# With more requests in a batch the loop has more to do meanwhile than a thread switch costs.
+_INLINE_REQUESTS = 2
 
 
 @dataclass(slots=True)
@@ -87,93 +59,16 @@ class BatcherStats:
     batch_wait: Histogram = field(default_factory=Histogram)
     inference: Histogram = field(default_factory=Histogram)
 
-
-class Pending:
-    """One request, kept beyond its answer: that can be had repeatedly."""
-
-    __slots__ = (
-        "_error",
-        "_response",
-        "_stages",
-        "_waiters",
-        "deadline_ns",
-        "mode",
-        "part",
-        "received_ns",
-        "rows",
-        "runner",
-    )
-
-    def __init__(
-        self, runner: Runner, part: Part, mode: Mode, received_ns: int, deadline_ns: int
-    ) -> None:
-        self.runner = runner
-        self.part: Part | None = part
-        self.mode = mode
-        self.rows = part.rows or 1
-        self.received_ns = received_ns
-        self.deadline_ns = deadline_ns
-        self._response: PolicyResponse | None = None
-        self._stages: StageTimes | None = None
-        self._error: Exception | None = None
-        self._waiters: list[asyncio.Future[None]] = []
-
-    @property
-    def done(self) -> bool:
-        """Whether there is an answer."""
-        return self._response is not None or self._error is not None
-
-    async def wait(self) -> tuple[PolicyResponse, StageTimes]:
-        """Waits for the answer; any number of tasks may, and may be cancelled.
-
-        Raises:
-            PolicyError: The policy raised or broke its contract.
-            DeadlineExceededError: The deadline passed before inference began.
-            UnavailableError: The batcher was closed.
-        """
-        if not self.done:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-        if self._error is not None:
-            raise self._error
-        assert self._response is not None
-        assert self._stages is not None
-        return self._response, self._stages
-
-    def answer(self, response: PolicyResponse, stages: StageTimes) -> None:
-        """Gives the answer to whoever waits."""
-        self._response, self._stages = response, stages
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        """Raises an error in whoever waits."""
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        self.part = None  # it holds on to the message that the request came in
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
-
-
-@dataclass(slots=True)
-class _Batch:
-    pendings: list[Pending]
-    rows: int
-    formed_ns: int
-    start_ns: int = 0
-    end_ns: int = 0
-    responses: list[PolicyResponse] | None = None
-    error: Exception | None = None
-
-
-@dataclass(slots=True)
-class _Control:
-    function: Callable[[], Any]
-    result: asyncio.Future[Any]
+    def record(self, batch: Batch) -> None:
+        """Counts a batch that was answered."""
+        self.batches += 1
+        self.rows += batch.rows
+        self.requests += len(batch.pendings)
+        self.inference.record((batch.end_ns - batch.start_ns) * 1e-9)
+        for pending in batch.pendings:
+            joined_ns = max(batch.formed_ns, pending.received_ns)
+            self.queue.record((joined_ns - pending.received_ns) * 1e-9)
+            self.batch_wait.record((batch.start_ns - joined_ns) * 1e-9)
 
 
 class Batcher:
@@ -211,8 +106,7 @@ class Batcher:
         # Smoothed inference time by the bit length of the number of rows.
         self._cost_ns: dict[int, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: queue.SimpleQueue[_Batch | _Control | int | None] = queue.SimpleQueue()
-        self._stopped: asyncio.Future[None] | None = None
+        self._worker: Worker | None = None
         self._closed = False
         self._queue: deque[Pending] = deque()
         self._rows = 0
@@ -235,17 +129,15 @@ class Batcher:
 
     @property
     def prompt(self) -> bool:
-        """Whether what is queued now will be answered within a turn or two of the event loop."""
-        return not self._busy and not self._max_wait_ns and self._is_short(self._rows)
+        """Whether what is queued now will be answered within some milliseconds, as far as known."""
+        batches = 1 + self._rows // self._max_batch_rows + self._busy
+        cost_ns = self._cost_ns.get(min(self._rows, self._max_batch_rows).bit_length(), _UNKNOWN_NS)
+        return self._max_wait_ns + batches * cost_ns < _PROMPT_NS
 
     def start(self) -> None:
         """Starts the inference thread; call on the event loop that will submit."""
         self._loop = asyncio.get_running_loop()
-        self._stopped = self._loop.create_future()
-        arguments = (self._loop, self._stopped)
-        threading.Thread(
-            target=self._run_thread, args=arguments, name="inference", daemon=True
-        ).start()
+        self._worker = Worker("inference", self._ring)
 
     async def close(self) -> None:
         """Fails what is queued, waits for the inference that runs, and ends the thread."""
@@ -254,13 +146,10 @@ class Batcher:
         while self._queue:
             self._queue.popleft().fail(error)
         self._rows = 0
-        for control in self._controls:
-            if not control.result.done():
-                control.result.set_exception(error)
-        self._controls.clear()
-        if self._stopped is not None:
-            self._inbox.put(None)
-            await self._stopped
+        while self._controls:
+            self._controls.popleft().fail(error)
+        if self._worker is not None:
+            await self._worker.stop()
 
     def open_group(self) -> None:
         """Counts one more group that may ask."""
@@ -334,11 +223,10 @@ class Batcher:
         """
         if self._closed or self._loop is None:
             raise UnavailableError("the policy server is shutting down")
-        control = _Control(function, self._loop.create_future())
-        self._controls.append(control)
+        result: asyncio.Future[_T] = self._loop.create_future()
+        self._controls.append(_Control(function, result))
         self._schedule()
-        result: _T = await control.result
-        return result
+        return await result
 
     # On the event loop.
 
@@ -350,26 +238,31 @@ class Batcher:
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
+        """Starts the next piece of work, unless one runs."""
         self._scheduled = False
-        if self._busy or self._closed:
+        if self._busy or self._closed or self._worker is None:
             return
         job = self._controls.popleft() if self._controls else self._form(time.monotonic_ns())
         if job is None:
             return
         self._alarm_ns = 0
-        if isinstance(job, _Batch) and self._is_short(job.rows):
+        if (
+            isinstance(job, Batch)
+            and self._is_short(job.rows)
+            and (len(job.pendings) <= _INLINE_REQUESTS)
+        ):
             self.stats.inline_batches += 1
-            self._execute(job)
+            job.execute()
             self._finish(job)
             self._schedule()
         else:
             self._busy = True
-            self._inbox.put(job)
+            self._worker.submit(job.execute, partial(self._finish_on_thread, job))
 
     def _is_short(self, rows: int) -> bool:
         return self._cost_ns.get(rows.bit_length(), _UNKNOWN_NS) < self._inline_below_ns
 
-    def _form(self, now: int) -> _Batch | None:
+    def _form(self, now: int) -> Batch | None:
         """Takes the next batch out of the queue, if one is ready."""
         self._drop_expired(now)
         if not self._queue:
@@ -377,7 +270,7 @@ class Batcher:
         if len(self._queue) == 1 and (self._groups <= 1 or not self._max_wait_ns):
             only = self._queue.popleft()
             self._rows = 0
-            return _Batch([only], only.rows, max(only.received_ns, self._free_ns))
+            return Batch([only], only.rows, max(only.received_ns, self._free_ns))
         kinds: dict[tuple[int, Mode], list[Pending]] = {}
         for pending in self._queue:
             kinds.setdefault((id(pending.runner), pending.mode), []).append(pending)
@@ -393,7 +286,7 @@ class Batcher:
                     taken = set(map(id, chosen))
                     self._queue = deque(p for p in self._queue if id(p) not in taken)
                 self._rows -= rows
-                return _Batch(chosen, rows, max(chosen[0].received_ns, self._free_ns))
+                return Batch(chosen, rows, max(chosen[0].received_ns, self._free_ns))
             alarm = min(alarm or due, due)
         self._set_alarm(alarm)
         return None
@@ -425,99 +318,57 @@ class Batcher:
 
     def _set_alarm(self, due_ns: int) -> None:
         # The inference thread is the clock: it is idle now, and event loops count in milliseconds.
-        if self._alarm_ns != due_ns:
+        if self._alarm_ns != due_ns and self._worker is not None:
             self._alarm_ns = due_ns
-            self._inbox.put(due_ns)
+            self._worker.set_alarm(due_ns)
 
     def _ring(self) -> None:
         self._alarm_ns = 0
         if not self._scheduled:
             self._dispatch()
 
-    def _finish(self, batch: _Batch) -> None:
-        """Answers every request of a batch, once it has run."""
-        self._free_ns = batch.end_ns
-        stats = self.stats
-        inference_ns = batch.end_ns - batch.start_ns
-        if batch.error is not None:
-            stats.errors += len(batch.pendings)
-            for pending in batch.pendings:
-                pending.fail(batch.error)
+    def _finish_on_thread(self, job: Batch | _Control) -> None:
+        self._busy = False
+        self._finish(job)
+        self._schedule()
+
+    def _finish(self, job: Batch | _Control) -> None:
+        """Tells whoever waits for a piece of work, once it is done."""
+        job.answer()
+        if isinstance(job, _Control):
             return
-        assert batch.responses is not None
+        self._free_ns = job.end_ns
+        if job.error is not None:
+            self.stats.errors += len(job.pendings)
+            return
+        self.stats.record(job)
         # Starts high: some batches on the thread must show first that they are short.
-        cost = self._cost_ns.get(batch.rows.bit_length(), 10 * self._inline_below_ns)
-        self._cost_ns[batch.rows.bit_length()] = cost + 0.1 * (inference_ns - cost)
-        stats.batches += 1
-        stats.rows += batch.rows
-        stats.requests += len(batch.pendings)
-        stats.inference.record(inference_ns * 1e-9)
-        for pending, response in zip(batch.pendings, batch.responses, strict=True):
-            joined_ns = max(batch.formed_ns, pending.received_ns)
-            queue_ns = joined_ns - pending.received_ns
-            wait_ns = batch.start_ns - joined_ns
-            stats.queue.record(queue_ns * 1e-9)
-            stats.batch_wait.record(wait_ns * 1e-9)
-            pending.answer(
-                response,
-                StageTimes(queue_ns // 1000, wait_ns // 1000, inference_ns // 1000, batch.rows),
-            )
+        size = job.rows.bit_length()
+        cost_ns = self._cost_ns.get(size, 10 * self._inline_below_ns)
+        self._cost_ns[size] = cost_ns + 0.1 * (job.end_ns - job.start_ns - cost_ns)
 
-    def _finish_on_thread(self, batch: _Batch) -> None:
-        self._busy = False
-        self._finish(batch)
-        self._schedule()
 
-    def _finish_control(self, control: _Control, result: Any, error: Exception | None) -> None:
-        self._busy = False
-        if not control.result.done():
-            if error is None:
-                control.result.set_result(result)
-            else:
-                control.result.set_exception(error)
-        self._schedule()
+class _Control:
+    """A function that runs between two batches."""
 
-    # On the inference thread, except that `_execute` may be on the event loop.
+    def __init__(self, function: Callable[[], Any], result: asyncio.Future[Any]) -> None:
+        self._function = function
+        self._result = result
+        self._value: Any = None
+        self._error: Exception | None = None
 
-    def _execute(self, batch: _Batch) -> None:
-        parts = [pending.part for pending in batch.pendings if pending.part is not None]
-        batch.start_ns = time.monotonic_ns()
+    def execute(self) -> None:
         try:
-            batch.responses = batch.pendings[0].runner.run(parts, batch.pendings[0].mode)
-        except PolicyError as error:
-            batch.error = error
-        except (Exception, SystemExit) as error:  # no batch may end the thread, or go unanswered
-            _LOG.exception("inference failed")
-            batch.error = PolicyError(f"inference failed: {type(error).__name__}: {error}")
-        batch.end_ns = time.monotonic_ns()
+            self._value = self._function()
+        except Exception as error:  # raised again in whoever asked for it
+            self._error = error
 
-    def _run_thread(self, loop: asyncio.AbstractEventLoop, stopped: asyncio.Future[None]) -> None:
-        alarm_ns = 0
-        while True:
-            timeout = max(0.0, (alarm_ns - time.monotonic_ns()) * 1e-9) if alarm_ns else None
-            try:
-                job = self._inbox.get(timeout=timeout)
-            except queue.Empty:
-                alarm_ns = 0
-                loop.call_soon_threadsafe(self._ring)
-                continue
-            if isinstance(job, int):
-                alarm_ns = job
-                continue
-            alarm_ns = 0
-            if job is None:
-                break
-            if isinstance(job, _Batch):
-                self._execute(job)
-                loop.call_soon_threadsafe(self._finish_on_thread, job)
-            else:
-                self._run_control(loop, job)
-        loop.call_soon_threadsafe(stopped.set_result, None)
+    def answer(self) -> None:
+        if self._error is not None:
+            self.fail(self._error)
+        elif not self._result.done():
+            self._result.set_result(self._value)
 
-    def _run_control(self, loop: asyncio.AbstractEventLoop, control: _Control) -> None:
-        result, error = None, None
-        try:
-            result = control.function()
-        except Exception as raised:  # raised again in whoever asked for it
-            error = raised
-        loop.call_soon_threadsafe(self._finish_control, control, result, error)
+    def fail(self, error: Exception) -> None:
+        if not self._result.done():
+            self._result.set_exception(error)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlightning.policy.encoder import ObservationEncoder
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from rlightning.errors import InvalidRequestError, NotFoundError, PolicyError, PreconditionError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
-from rlightning.policy.batcher import Batcher, Pending
+from rlightning.policy.batcher import Batcher
 from rlightning.policy.builder import build_policy
 from rlightning.policy.inference import Inference, Part
 from rlightning.policy.layout import InputLayout
+from rlightning.policy.pending import Pending
 from rlightning.policy.weight_store import Weights, WeightStore
 from rlightning.policy.weights import check_weights, load_weights, parse_weights, policy_weights
 from rlightning.rpc.spec import check_spec
@@ -174,6 +175,7 @@ class PolicyHost:
             PreconditionError: The version is not above the one in use.
             InvalidRequestError: They are no safetensors file, or do not fit the network; the old
                 ones stay in use.
+            PolicyError: They cannot be written to the state directory.
         """
         # A publisher that goes away must not leave the swap half done.
         task = asyncio.ensure_future(self._publish(weights))
@@ -226,7 +228,13 @@ class PolicyHost:
             runner = self._runner
             tensors = await asyncio.to_thread(self._stage, weights, runner)
             if self._store is not None:
-                await asyncio.to_thread(self._store.save, weights)
+                try:
+                    await asyncio.to_thread(self._store.save, weights)
+                except OSError as error:
+                    raise PolicyError(
+                        f"version {weights.version} is not used, since it cannot be kept in "
+                        f"policy.state_dir: {error.strerror}"
+                    ) from error
             if runner is not None:
                 await self.batcher.run(lambda: runner.load(tensors, weights.version))
             self._weights = weights

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from google.protobuf.message import Message
 from typing_extensions import Self
 
 from rlightning.errors import (
@@ -24,7 +21,8 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import LatencyStats
-from rlightning.rpc.channel import connect, stream_unary, unary, unary_stream
+from rlightning.policy.transfer import SERVICE, describe, fetch_weights, send_weights
+from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
@@ -36,13 +34,7 @@ from rlightning.wire import (
     fill_env_ret,
     read_policy_response,
     read_value,
-    split_batch,
 )
-
-SERVICE = "rlightning.v1.PolicyService"
-"""Full name of the service."""
-
-_T = TypeVar("_T")
 
 # One-way figures cost more than the rest of an answer's bookkeeping.
 _ONE_WAY_EVERY = 16
@@ -83,9 +75,9 @@ class PolicyClient:
         act_timeout_s: How long an answer may take, reconnects included, in seconds.
 
     Attributes:
-        stats: Seconds by stage: `act` is the whole round trip; `queue`, `batch_wait` and `inference`
-            are the server's; `uplink` and `downlink` are those of every 16th answer, as far as they
-            are known to be above their uncertainty.
+        stats: Seconds by stage: `act` is the whole round trip; `queue`, `batch_wait`, `inference`
+            are the server's; `uplink` and `downlink` are those of every 16th answer, where they are
+            known to be above their uncertainty.
     """
 
     def __init__(
@@ -149,7 +141,11 @@ class PolicyClient:
 
     async def __aenter__(self) -> Self:
         if self._spec is not None:
-            await self.start()
+            try:
+                await self.start()
+            except BaseException:
+                await self.close()
+                raise
         return self
 
     async def __aexit__(
@@ -195,7 +191,7 @@ class PolicyClient:
         if self._ask is not None:
             raise PolicyError("act was called while another call waits for its answer")
         self._seq += 1
-        answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[PolicyResponse] = asyncio.get_running_loop().create_future()
         deadline_ns = time.monotonic_ns() + int(self._act_timeout_s * 1e9)
         ask = _Ask(self._seq, _for_policy(env_ret), mode, purpose, reset_state, answer, deadline_ns)
         self._ask = ask
@@ -232,30 +228,9 @@ class PolicyClient:
             ResourceExhaustedError: They pass `policy.max_weights_bytes`.
             UnavailableError: The server could not be reached in time.
         """
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
-        header = pb.WeightsHeader(
-            policy_version=version,
-            total_bytes=len(data),
-            sha256=digest,
-            learner_id=learner_id,
+        return await send_weights(
+            self._channel, version, data, learner_id=learner_id, timeout_s=timeout_s
         )
-
-        async def requests() -> AsyncIterator[Message]:
-            yield pb.PublishWeightsRequest(header=header)
-            for _, part in split_batch(data):
-                yield pb.PublishWeightsRequest(chunk=bytes(part))
-
-        async def publish(left_s: float) -> int:
-            response = await stream_unary(
-                self._channel,
-                f"/{SERVICE}/PublishWeights",
-                requests(),
-                pb.PublishWeightsResponse,
-                timeout=left_s,
-            )
-            return response.policy_version
-
-        return await _until_reached(publish, timeout_s)
 
     async def pull_weights(
         self, min_version: int = 0, *, timeout_s: float = 60.0
@@ -272,31 +247,7 @@ class PolicyClient:
                 there.
             RemoteError: What came is not what was announced.
         """
-
-        async def pull(left_s: float) -> tuple[int, bytes]:
-            request = pb.PullWeightsRequest(min_policy_version=min_version)
-            responses = unary_stream(
-                self._channel,
-                f"/{SERVICE}/PullWeights",
-                request,
-                pb.PullWeightsResponse,
-                timeout=left_s,
-            )
-            header = pb.WeightsHeader()
-            parts: list[bytes] = []
-            async with aclosing(responses):
-                async for response in responses:
-                    if response.WhichOneof("body") == "header":
-                        header = response.header
-                    else:
-                        parts.append(response.chunk)
-            data = b"".join(parts)
-            digest = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
-            if digest != header.sha256:
-                raise RemoteError("the weights' checksum does not match", peer=self.address)
-            return header.policy_version, data
-
-        return await _until_reached(pull, timeout_s)
+        return await fetch_weights(self._channel, min_version, timeout_s=timeout_s)
 
     async def describe(self, *, timeout_s: float = _CALL_TIMEOUT_S) -> PolicyDescription:
         """Returns what the server is doing.
@@ -304,24 +255,14 @@ class PolicyClient:
         Raises:
             UnavailableError: The server could not be reached in time.
         """
-
-        async def describe(left_s: float) -> PolicyDescription:
-            response = await unary(
-                self._channel,
-                f"/{SERVICE}/Describe",
-                pb.PolicyServiceDescribeRequest(),
-                pb.PolicyServiceDescribeResponse,
-                timeout=left_s,
-            )
-            reader = Reader(pb.PolicyServiceDescribeResponse, response.SerializeToString())
-            return PolicyDescription(
-                response.library_version,
-                response.policy_version,
-                response.sessions,
-                read_value(reader.message.stats, reader),
-            )
-
-        return await _until_reached(describe, timeout_s)
+        response = await describe(self._channel, timeout_s=timeout_s)
+        reader = Reader(pb.PolicyServiceDescribeResponse, response.SerializeToString())
+        return PolicyDescription(
+            response.library_version,
+            response.policy_version,
+            response.sessions,
+            read_value(reader.message.stats, reader),
+        )
 
     def _prepare_hello(self, request: pb.ActRequest) -> None:
         # A server that lost its weights must get them back before it answers this session again.
@@ -434,18 +375,3 @@ def _for_policy(env_ret: EnvRet) -> EnvRet:
         ts_env_sent_ns=env_ret.ts_env_sent_ns,
         rows=env_ret.rows,
     )
-
-
-async def _until_reached(call: Callable[[float], Awaitable[_T]], timeout_s: float) -> _T:
-    """Repeats a call that may be repeated while the server cannot be reached."""
-    deadline = time.monotonic() + timeout_s
-    pause_s = 0.1
-    while True:
-        left_s = deadline - time.monotonic()
-        try:
-            return await call(max(0.001, left_s))
-        except UnavailableError:
-            if left_s <= pause_s:
-                raise
-        await asyncio.sleep(pause_s)
-        pause_s = min(1.0, 2 * pause_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 _SHOWN = 10
 
 
-def policy_weights(policy: BasePolicy) -> dict[str, Tensor]:
+class HasWeights(Protocol):
+    """A policy, as far as its weights go."""
+
+    def get_trainable_parameters(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Returns tensors by module and name."""
+        ...
+
+
+def policy_weights(policy: HasWeights) -> dict[str, Tensor]:
     """Returns the published tensors of a policy by flat name, `module.parameter`; they are live."""
     return {
         f"{module}.{name}": tensor

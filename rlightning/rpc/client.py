@@ -305,6 +305,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         finally:
             if not read.done():
                 stream.close()
+                # Closing does not wake a write that still waits for the connection.
+                read.cancel()
                 await asyncio.wait({read})
         if reader is None or reader.message.WhichOneof("body") != "welcome":
             raise InvalidRequestError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ from rlightning.errors import (
     ResourceExhaustedError,
     RLightningError,
 )
-from rlightning.policy.batcher import Pending
-from rlightning.policy.remote_policy import SERVICE
+from rlightning.policy.pending import Pending
+from rlightning.policy.preload import preload_torch
+from rlightning.policy.transfer import SERVICE
 from rlightning.policy.weight_store import Weights
 from rlightning.rpc.handlers import Context, Handler, stream_unary, unary_stream, unary_unary
 from rlightning.rpc.protocol import LIBRARY_VERSION, Arrival, stamp
@@ -80,6 +81,7 @@ class PolicyService:
     async def start(self) -> None:
         """Imports torch and the policy, and returns when it may act."""
         # In a thread, since the import takes a second or more and health must answer meanwhile.
+        await asyncio.to_thread(preload_torch)
         module: Any = await asyncio.to_thread(import_module, "rlightning.policy.host")
         host: PolicyHost = await asyncio.to_thread(module.PolicyHost, self._config)
         await host.start()
@@ -89,7 +91,7 @@ class PolicyService:
 
     async def drain(self, deadline_s: float) -> None:
         """Waits until every request that came has its answer."""
-        await self._acting.drain(deadline_s)
+        await self._acting.drain(self._registry.sessions, deadline_s)
 
     async def close(self) -> None:
         """Ends the inference thread."""
@@ -178,7 +180,7 @@ class _Group:
 
     seq: int = 0
     pending: Pending | None = None
-    streams: int = field(default=0)
+    open: bool = False
 
 
 class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
@@ -208,16 +210,16 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         )
         if not isinstance(session.state, _Group):
             session.state = _Group()
-        session.state.streams += 1
+        session.state.open = True
         response = pb.ActResponse()
         response.welcome.policy_version = host.version
         return response
 
     async def on_close(self, session: Session, *, resumable: bool) -> None:
-        """Stops to wait for the group, once for each stream that opened it."""
+        """Closes the group; its last answer is kept for as long as the client may come back."""
         group: _Group = session.state
-        if group.streams:
-            group.streams -= 1
+        if group.open:
+            group.open = False
             self._hosted().close_group()
 
     async def on_message(self, session: Session, reader: Reader[pb.ActRequest]) -> None:
@@ -254,10 +256,17 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
             self._answering.add(task)
             task.add_done_callback(self._answered)
 
-    async def drain(self, deadline_s: float) -> None:
-        """Waits until what was asked is answered."""
-        if self._answering:
-            await asyncio.wait(self._answering, timeout=deadline_s)
+    async def drain(self, sessions: Iterable[Session], deadline_s: float) -> None:
+        """Waits until what was asked is answered, at the longest for `deadline_s` seconds."""
+        groups = [session.state for session in sessions if isinstance(session.state, _Group)]
+        waiting: set[asyncio.Future[Any]] = {
+            asyncio.ensure_future(group.pending.wait())
+            for group in groups
+            if group.pending is not None and not group.pending.done
+        }
+        waiting |= self._answering
+        if waiting:
+            await asyncio.wait(waiting, timeout=deadline_s)
 
     async def _answer(self, session: Session, seq: int, pending: Pending, arrival: Arrival) -> None:
         try:

@@ -90,7 +90,7 @@ async def run(env=None, policy=None, enough=3, **kwargs):
 
 
 async def until(condition):
-    while not condition():  # noqa: ASYNC110 - nothing here waits for an event
+    while not condition():
         await asyncio.sleep(0)
 
 

@@ -12,6 +12,7 @@ from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
 from rlightning.env.episodes import EpisodeRecord
 from rlightning.errors import UnavailableError
+from rlightning.learner.loop import LearnerStats, Update
 from rlightning.utils.config import MainConfig, TrainConfig
 
 
@@ -59,7 +60,14 @@ def watch(tmp_path, monkeypatch):
     def _watch(backend, **train):
         display = Display(quiet=True, to_stderr=False, total_steps=1)
         config = TrainConfig(**{"target_return": 10, "target_episodes": 2, **train})
-        return Monitor(backend, run, display, Scalars(None), config)
+        return Monitor(
+            backend,
+            LearnerStats(updates=7),
+            run=run,
+            display=display,
+            scalars=Scalars(None),
+            train=config,
+        )
 
     _watch.run = run
     return _watch
@@ -101,9 +109,12 @@ def test_any_other_error_reaches_the_trainer(watch):
             monitor.check()
 
 
-def test_updates_are_counted(watch):
+def test_the_learner_is_shown(watch):
     backend = FakeBackend(make_state(1), make_state(1))
+    update = Update(
+        number=7, policy_version=8, rows=10, staleness=1.5, max_staleness=2, metrics={"losses/x": 1}
+    )
     with watch(backend) as monitor:
-        monitor.updated(staleness=1.5)
-    assert monitor.progress.updates == 1
+        monitor.updated(update)
+    assert monitor.progress.updates == 7
     assert monitor.progress.staleness == 1.5

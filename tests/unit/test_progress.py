@@ -11,7 +11,21 @@ SUMMARY = {"count": 3, "mean": 0.002, "p50": 0.001, "p90": 0.002, "p99": 0.003, 
 def test_line_shows_what_was_measured():
     progress = Progress(elapsed_s=3, env_steps=12345, steps_per_s=4115, policy_version=2)
     assert progress.line().split() == (
-        ["3.0", "s", "steps", "12,345", "(4,115/s)", "episodes", "0", "return", "-", "version", "2", "staleness", "-"]
+        [
+            "3.0",
+            "s",
+            "steps",
+            "12,345",
+            "(4,115/s)",
+            "episodes",
+            "0",
+            "return",
+            "-",
+            "version",
+            "2",
+            "staleness",
+            "-",
+        ]
     )
 
 
@@ -21,7 +35,7 @@ def test_line_shows_what_was_measured():
         (0.000_012_34, "12.3 us"),
         (0.0123, "12.3 ms"),
         (1.5, "1.5 s"),
-        (0.0, "0 us"),
+        (0.0, "<0.1 us"),
         (-0.002, "-2 ms"),
     ],
 )
@@ -30,8 +44,13 @@ def test_durations_have_units(seconds, text):
 
 
 def test_latencies_are_found_at_any_depth():
-    stats = {"sessions": 1, "act": {"queue": SUMMARY, "unused": {**SUMMARY, "count": 0}}}
-    assert list(find_latencies(stats, "policy.")) == [("policy.act.queue", SUMMARY)]
+    stats = {
+        "sessions": 1,
+        "latency": {"store": SUMMARY},
+        "act": {"queue": SUMMARY, "unused": {**SUMMARY, "count": 0}},
+    }
+    names = [name for name, _ in find_latencies(stats, "policy.")]
+    assert names == ["policy.store", "policy.act.queue"]
 
 
 def test_plain_lines_are_rare_and_the_last_state_is_shown(capsys):

@@ -59,11 +59,9 @@ class Storage:
             InvalidRowError: They differ in length, or do not fit what is stored already.
             StorageFullError: Mode `fixed`, and they do not fit; nothing was stored.
         """
+        lead = (_count(columns),)
         layouts = {name: Layout.of_value(value, name, lead=1) for name, value in columns.items()}
-        flat = {
-            name: layout.flatten(columns[name], (_count(columns),))
-            for name, layout in layouts.items()
-        }
+        flat = {name: layout.flatten(columns[name], lead) for name, layout in layouts.items()}
         self.push_flat(layouts, flat)
 
     def push_flat(self, layouts: Mapping[str, Layout], columns: Mapping[str, list[Array]]) -> None:

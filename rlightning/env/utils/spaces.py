@@ -118,12 +118,14 @@ def same_structure(first: Any, other: Any, *, rows: tuple[int, int]) -> bool:
         return len(first) == len(other) and all(
             same_structure(*pair, rows=rows) for pair in zip(first, other, strict=True)
         )
+    if isinstance(first, (dict, list)) or isinstance(other, (dict, list)):
+        return False
     # A space does not tell a leading dimension from one of its own, so both readings count.
-    readings = (
-        {shape, shape[1:]} if count > 1 and shape[:1] == (count,) else {shape}
+    mine, theirs = (
+        [shape, shape[1:]] if count > 1 and shape[:1] == (count,) else [shape]
         for shape, count in zip((first, other), rows, strict=True)
     )
-    return bool(next(readings) & next(readings))
+    return any(shape in theirs for shape in mine)
 
 
 def _contains(space: gym.Space[Any], item: Any) -> bool:

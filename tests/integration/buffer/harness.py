@@ -109,6 +109,20 @@ async def keep_acting(client: InsertClient, env: ScriptedEnv) -> None:
         version += 1
 
 
+@asynccontextmanager
+async def acting(*pairs: tuple[InsertClient, ScriptedEnv]) -> AsyncIterator[None]:
+    """Keeps inserting meanwhile; an actor that ends by itself has failed."""
+    tasks = [asyncio.create_task(keep_acting(client, env)) for client, env in pairs]
+    try:
+        yield
+        for task in tasks:
+            assert not task.done(), task.exception()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def check_rollout(batch: Batch, length: int, rows: int) -> None:
     """Asserts that a rollout is whole and that each of its transitions belongs together."""
     assert batch.columns["reward"].shape == (length, rows)

@@ -16,11 +16,11 @@ from rlightning.testing.waiting import assert_eventually
 from rlightning.types import PolicyResponse
 from tests.integration.buffer.harness import (
     act,
+    acting,
     asking,
     buffer_server,
     check_rollout,
     inserting,
-    keep_acting,
     raw_writer,
     sampling,
 )
@@ -36,11 +36,8 @@ async def test_rollouts_of_all_groups_arrive_whole() -> None:
         inserting(buffers.address, envs[0].meta) as first,
         inserting(buffers.address, envs[1].meta) as second,
         sampling(buffers.address) as learner,
+        acting((first, envs[0]), (second, envs[1])),
     ):
-        tasks = [
-            asyncio.create_task(keep_acting(client, env))
-            for client, env in zip((first, second), envs, strict=True)
-        ]
         for rollout in range(6):
             batch = await learner.next_batch(5)
             check_rollout(batch, 8, 6)
@@ -49,8 +46,6 @@ async def test_rollouts_of_all_groups_arrive_whole() -> None:
             assert batch.columns["action_source"].dtype == np.int8
             assert batch.columns["policy_version"].dtype == np.int64
             assert batch.columns["terminated"].any()
-        for task in tasks:
-            task.cancel()
 
 
 async def test_a_repeated_message_is_acked_and_not_stored_again() -> None:
@@ -129,8 +124,8 @@ async def test_a_full_buffer_withholds_acks_until_a_rollout_is_acked() -> None:
         buffer_server(rollout_length=4, max_rollouts=2) as buffers,
         inserting(buffers.address, env.meta, window_messages=3) as client,
         sampling(buffers.address) as learner,
+        acting((client, env)),
     ):
-        acting = asyncio.create_task(keep_acting(client, env))
         # 2 rollouts of 4, the observation after them, and a full window.
         await assert_eventually(lambda: buffers.table.buffer.rollouts.held == 2)
         with pytest.raises(DeadlineExceededError):
@@ -144,8 +139,6 @@ async def test_a_full_buffer_withholds_acks_until_a_rollout_is_acked() -> None:
             newest.append(int(batch.columns["policy_version"].max()))
             assert buffers.table.buffer.rollouts.formed <= rollout + 2
         assert newest == [3, 7, 11, 15, 19]
-        assert not acting.done()
-        acting.cancel()
 
 
 async def test_heartbeats_go_on_while_acks_are_withheld() -> None:
@@ -154,14 +147,14 @@ async def test_heartbeats_go_on_while_acks_are_withheld() -> None:
         buffer_server(rollout_length=1, max_rollouts=1) as buffers,
         inserting(buffers.address, env.meta) as client,
     ):
-        acting = asyncio.create_task(act(client, env, 30))
+        task = asyncio.create_task(act(client, env, 30))
         await asyncio.sleep(2.5)  # more than a lease
         assert client.resent == 0
-        assert not acting.done()
+        assert not task.done()
         async with sampling(buffers.address) as learner:
             for _ in range(30):
                 await learner.next_batch(5)
-        await acting
+        await task
 
 
 async def test_a_row_that_does_not_fit_is_refused_and_the_session_lives_on() -> None:

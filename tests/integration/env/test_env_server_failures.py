@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from rlightning.env.remote_client import EnvClient
 from rlightning.testing import ServerProcess, assert_eventually
 
 CONFIG = """
-env: {name: cart, backend: gymnasium, task: CartPole-v1, num_envs: 4}
+env: {name: cart, backend: gymnasium, task: "%s", num_envs: 4}
 policy: {model_cfg: {hidden: [8]}, device: cpu}
 buffer: {type: RolloutBuffer, rollout_length: 16, max_rollouts: %d}
 services:
@@ -33,32 +34,37 @@ def free_ports(count):
 class Cluster:
     """The three servers as processes on fixed ports, so that one can come back."""
 
-    def __init__(self, tmp_path, stack, *, max_rollouts=100_000, start=("policy", "buffer")):
+    def __init__(
+        self,
+        tmp_path,
+        stack,
+        *,
+        task="CartPole-v1",
+        max_rollouts=100_000,
+        start=("policy", "buffer"),
+    ):
         config = tmp_path / "config.yaml"
-        config.write_text(CONFIG % (max_rollouts, *free_ports(2)))
+        config.write_text(CONFIG % (task, max_rollouts, *free_ports(2)))
         self.servers = {}
         for name in ("policy", "buffer", "env"):
             (tmp_path / name).mkdir()
             command = ["-m", f"rlightning.services.{name}_server", "--config", str(config)]
             self.servers[name] = ServerProcess(command, tmp_path / name)
-            stack.callback(self._kill, name)
+        self._stack = stack
         for name in (*start, "env"):
-            self.servers[name].start()
+            self.start(name)
         self.client = EnvClient(self.servers["env"].address())
 
-    def _kill(self, name):
-        if self.servers[name]._child is not None:
-            self.servers[name].child.kill()
-            self.servers[name].child.wait(10)
+    def start(self, name):
+        self.servers[name].start()
+        self._stack.callback(self.kill, name)
 
     def kill(self, name):
         self.servers[name].child.kill()
         self.servers[name].child.wait(10)
 
     async def steps(self):
-        return (await self.client.describe(self.cursor)).env_steps
-
-    cursor = 2**62  # no episodes, please
+        return (await self.client.describe()).env_steps
 
     async def assert_stepping(self, more=200):
         before = await self.steps()
@@ -88,7 +94,7 @@ async def test_a_server_that_is_killed_and_comes_back(tmp_path, stack, victim):
             return before == await cluster.steps()
 
         await assert_eventually(stands_still, 10)
-        cluster.servers[victim].start()
+        cluster.start(victim)
         await cluster.assert_stepping()
         assert cluster.servers["env"].child.poll() is None
         status = await client.describe()
@@ -97,12 +103,23 @@ async def test_a_server_that_is_killed_and_comes_back(tmp_path, stack, victim):
     assert cluster.servers["env"].child.wait(10) == 0
 
 
+async def test_an_env_that_fails_for_good_ends_the_process_with_one_line(tmp_path, stack):
+    cluster = Cluster(tmp_path, stack, task="tests.unit.env.envs:AlwaysBreaking")
+    process = cluster.servers["env"]
+    assert await asyncio.to_thread(process.child.wait, 60) == 1
+    errors = [line for line in process.log.splitlines() if " ERROR " in line]
+    assert len(errors) == 1
+    assert "cannot go on: the actor of cart-0-" in errors[0]
+    assert "step raised RuntimeError: the arm fell off" in errors[0]
+    assert "Traceback" not in process.log
+
+
 async def test_servers_that_come_late(tmp_path, stack):
     cluster = Cluster(tmp_path, stack, start=())
     async with cluster.client as client:
         assert (await client.describe()).env_steps == 0
         for name in ("policy", "buffer"):
-            cluster.servers[name].start()
+            cluster.start(name)
         await cluster.assert_stepping()
 
 

@@ -67,7 +67,9 @@ class ScriptedEnv:
 
     def step(self) -> EnvRet:
         self.step_count += 1
-        ends = [self._ends(r, e) for r, e in zip(self.rows.tolist(), self.episode.tolist())]
+        ends = [
+            self._ends(r, e) for r, e in zip(self.rows.tolist(), self.episode.tolist(), strict=True)
+        ]
         over = self.step_count >= np.array([length for length, _ in ends])
         terminated = over & np.array([kind for _, kind in ends])
         reward = reward_of(self.rows, self.episode, self.step_count)

@@ -343,7 +343,7 @@ def change(**fields: Any) -> Any:
         for name, value in fields.items():
             setattr(
                 response if name.startswith("policy_") else env_ret,
-                name[7:] if name.startswith("policy_") else name,
+                name.removeprefix("policy_"),
                 value,
             )
 

@@ -26,8 +26,8 @@ class Counting(gym.Env[Any, Any]):
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
-    def __init__(self, offset: int = 0) -> None:
-        self.offset = offset
+    def __init__(self, offset: int = 0, shift: int = 0) -> None:
+        self.offset = offset + shift
         self.episode = -1
 
     def reset(self, *, seed=None, options=None):

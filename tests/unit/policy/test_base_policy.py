@@ -123,7 +123,6 @@ def test_one_row_without_a_leading_dimension_is_answered_without_one() -> None:
 
 def test_answers_share_no_memory_with_the_next_batch() -> None:
     policy = make()
-    (first,) = run(policy, env_ret(2))
     inference = Inference(policy, InputLayout(VECTOR))
     layout = InputLayout(VECTOR)
     a, b = env_ret(2, seed=1), env_ret(2, seed=2)

@@ -15,8 +15,9 @@ from rlightning.errors import (
     PolicyError,
     UnavailableError,
 )
-from rlightning.policy.batcher import Batcher, Pending
+from rlightning.policy.batcher import Batcher
 from rlightning.policy.inference import Part
+from rlightning.policy.pending import Pending
 from rlightning.types import Mode, PolicyResponse
 
 EXPLORE, EXPLOIT = Mode.EXPLORE, Mode.EXPLOIT

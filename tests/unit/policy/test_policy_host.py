@@ -190,7 +190,7 @@ async def test_weights_are_kept_before_they_are_used(
     monkeypatch.setattr(WeightStore, "save", full)
     async with running(state_dir=str(tmp_path)) as host:
         await host.open_group(meta())
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(PolicyError, match=r"policy.state_dir: No space left"):
             await host.publish(fresh(1))
         response, _ = await host.enqueue(env_ret(), Mode.EXPLORE).wait()
         assert response.policy_version == host.version == 0

@@ -100,7 +100,7 @@ def test_one_row_without_a_leading_dimension_is_given_one() -> None:
         ),
         ({"task": ("pick",)}, "observation.task: expected a list of 2 values, got tuple of 1"),
         ({"task": None}, "observation.task: expected a list of 2 values, got NoneType"),
-        ({"taks": ()}, "observation: 'taks' is not in the space"),
+        ({"tasks": ()}, "observation: 'tasks' is not in the space"),
     ],
 )
 def test_what_is_not_in_the_space_is_named(change: dict[str, Any], message: str) -> None:

@@ -1,0 +1,163 @@
+"""One request for inference, and the batch in which it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from rlightning.errors import PolicyError
+from rlightning.types import Mode, PolicyResponse
+
+if TYPE_CHECKING:
+    from rlightning.policy.inference import Part
+
+_LOG = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Answers batches of one kind; requests for different runners never share a batch."""
+
+    def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
+        """Returns one response for each part.
+
+        Raises:
+            PolicyError: None could be computed.
+        """
+        ...
+
+
+class StageTimes(NamedTuple):
+    """Where the time of one answer went."""
+
+    queue_us: int
+    """From receipt until its batch began to form."""
+    batch_wait_us: int
+    """From then until inference began."""
+    inference_us: int
+    """Inference."""
+    batch_rows: int
+    """Rows that shared it."""
+
+
+class Pending:
+    """One request, kept beyond its answer: that can be had repeatedly."""
+
+    __slots__ = (
+        "_error",
+        "_response",
+        "_stages",
+        "_waiters",
+        "deadline_ns",
+        "mode",
+        "part",
+        "received_ns",
+        "rows",
+        "runner",
+    )
+
+    def __init__(
+        self, runner: Runner, part: Part, mode: Mode, received_ns: int, deadline_ns: int
+    ) -> None:
+        self.runner = runner
+        self.part: Part | None = part
+        self.mode = mode
+        self.rows = part.rows or 1
+        self.received_ns = received_ns
+        self.deadline_ns = deadline_ns
+        self._response: PolicyResponse | None = None
+        self._stages: StageTimes | None = None
+        self._error: Exception | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether there is an answer."""
+        return self._response is not None or self._error is not None
+
+    async def wait(self) -> tuple[PolicyResponse, StageTimes]:
+        """Waits for the answer; any number of tasks may, and may be cancelled.
+
+        Raises:
+            PolicyError: The policy raised or broke its contract.
+            DeadlineExceededError: The deadline passed before inference began.
+            UnavailableError: The batcher was closed.
+        """
+        if not self.done:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        if self._error is not None:
+            raise self._error
+        assert self._response is not None
+        assert self._stages is not None
+        return self._response, self._stages
+
+    def answer(self, response: PolicyResponse, stages: StageTimes) -> None:
+        """Gives the answer to whoever waits."""
+        self._response, self._stages = response, stages
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Raises an error in whoever waits."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        self.part = None  # it holds on to the message that the request came in
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+
+@dataclass(slots=True)
+class Batch:
+    """Requests that are answered together.
+
+    Attributes:
+        pendings: The requests; of one runner and mode.
+        rows: Their rows.
+        formed_ns: Since when it took shape: the oldest had come, and the inference before was over.
+        start_ns: When inference began.
+        end_ns: When it ended.
+        responses: One for each request; None if it failed.
+        error: Why it failed.
+    """
+
+    pendings: list[Pending]
+    rows: int
+    formed_ns: int
+    start_ns: int = 0
+    end_ns: int = 0
+    responses: list[PolicyResponse] | None = None
+    error: Exception | None = None
+
+    def execute(self) -> None:
+        """Runs the inference; never raises."""
+        parts = [pending.part for pending in self.pendings if pending.part is not None]
+        self.start_ns = time.monotonic_ns()
+        try:
+            self.responses = self.pendings[0].runner.run(parts, self.pendings[0].mode)
+        except PolicyError as error:
+            self.error = error
+        except (Exception, SystemExit) as error:  # no batch may end its thread, or go unanswered
+            _LOG.exception("inference failed")
+            self.error = PolicyError(f"inference failed: {type(error).__name__}: {error}")
+        self.end_ns = time.monotonic_ns()
+
+    def answer(self) -> None:
+        """Gives each request its response, or all the error."""
+        if self.responses is None:
+            for pending in self.pendings:
+                pending.fail(self.error or PolicyError("inference gave no answer"))
+            return
+        inference_us = (self.end_ns - self.start_ns) // 1000
+        for pending, response in zip(self.pendings, self.responses, strict=True):
+            joined_ns = max(self.formed_ns, pending.received_ns)
+            queue_us = (joined_ns - pending.received_ns) // 1000
+            wait_us = (self.start_ns - joined_ns) // 1000
+            pending.answer(response, StageTimes(queue_us, wait_us, inference_us, self.rows))

@@ -1,0 +1,114 @@
+"""Calls of the policy service without a session, repeated while it cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from rlightning.errors import RemoteError, UnavailableError
+from rlightning.rpc.channel import Channel, stream_unary, unary, unary_stream
+from rlightning.v1 import policy_service_pb2 as pb
+from rlightning.wire import split_batch
+
+SERVICE = "rlightning.v1.PolicyService"
+"""Full name of the policy service."""
+
+_T = TypeVar("_T")
+
+
+async def send_weights(
+    channel: Channel, version: int, data: bytes, *, learner_id: str, timeout_s: float
+) -> int:
+    """Sends weights and returns the version in use; see `PolicyClient.publish_weights`."""
+    header = pb.WeightsHeader(
+        policy_version=version,
+        total_bytes=len(data),
+        sha256=await _sha256(data),
+        learner_id=learner_id,
+    )
+
+    async def requests() -> AsyncIterator[Message]:
+        yield pb.PublishWeightsRequest(header=header)
+        for _, part in split_batch(data):
+            yield pb.PublishWeightsRequest(chunk=bytes(part))
+
+    async def publish(left_s: float) -> int:
+        response = await stream_unary(
+            channel,
+            f"/{SERVICE}/PublishWeights",
+            requests(),
+            pb.PublishWeightsResponse,
+            timeout=left_s,
+        )
+        return response.policy_version
+
+    return await _until_reached(publish, timeout_s)
+
+
+async def fetch_weights(
+    channel: Channel, min_version: int, *, timeout_s: float
+) -> tuple[int, bytes]:
+    """Returns version and bytes of the weights in use; see `PolicyClient.pull_weights`."""
+
+    async def pull(left_s: float) -> tuple[int, bytes]:
+        responses = unary_stream(
+            channel,
+            f"/{SERVICE}/PullWeights",
+            pb.PullWeightsRequest(min_policy_version=min_version),
+            pb.PullWeightsResponse,
+            timeout=left_s,
+        )
+        header = pb.WeightsHeader()
+        parts: list[bytes] = []
+        async with aclosing(responses):
+            async for response in responses:
+                if response.WhichOneof("body") == "header":
+                    header = response.header
+                else:
+                    parts.append(response.chunk)
+        data = b"".join(parts)
+        if await _sha256(data) != header.sha256:
+            raise RemoteError("the weights' checksum does not match", peer=channel.address)
+        return header.policy_version, data
+
+    return await _until_reached(pull, timeout_s)
+
+
+async def describe(channel: Channel, *, timeout_s: float) -> pb.PolicyServiceDescribeResponse:
+    """Returns what the server says of itself; see `PolicyClient.describe`."""
+
+    async def ask(left_s: float) -> pb.PolicyServiceDescribeResponse:
+        return await unary(
+            channel,
+            f"/{SERVICE}/Describe",
+            pb.PolicyServiceDescribeRequest(),
+            pb.PolicyServiceDescribeResponse,
+            timeout=left_s,
+        )
+
+    return await _until_reached(ask, timeout_s)
+
+
+async def _sha256(data: bytes) -> bytes:
+    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+
+
+async def _until_reached(call: Callable[[float], Awaitable[_T]], timeout_s: float) -> _T:
+    """Repeats a call that may be repeated while the server cannot be reached."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.1
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return await call(max(0.001, left_s))
+        except UnavailableError:
+            if left_s <= pause_s:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.0, 2 * pause_s)

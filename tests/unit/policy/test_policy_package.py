@@ -1,0 +1,48 @@
+"""What `rlightning.policy` offers without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import rlightning.policy
+from rlightning.utils import builders
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import rlightning.policy
+from rlightning.policy import PolicyClient, PolicyDescription, WeightPublisher
+PolicyClient, PolicyDescription, WeightPublisher
+try:
+    rlightning.policy.BasePolicy
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_the_client_needs_no_torch_and_the_rest_names_its_extra() -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    expected = "rlightning.policy.BasePolicy needs torch: pip install 'rlightning[policy]'"
+    assert out.stdout.strip() == expected
+
+
+def test_every_name_is_there_and_others_are_not() -> None:
+    for name in rlightning.policy.__all__:
+        assert getattr(rlightning.policy, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = rlightning.policy.Nothing
+
+
+def test_builders_are_at_their_documented_path() -> None:
+    assert builders.build_policy_group is rlightning.policy.build_policy_group
+    with pytest.raises(AttributeError, match="no attribute 'build_engine'"):
+        _ = builders.build_engine
