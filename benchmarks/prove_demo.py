@@ -44,7 +44,7 @@ def main() -> int:
         code, wall, summary = solve(seed, extra)
         failed += code != 0
         print(
-            f"| {seed} | {code} | {wall:.1f} | {summary.get('seconds', float('nan')):.1f} "
+            f"| {seed} | {code} | {wall:.1f} | {summary.get('elapsed_s', float('nan')):.1f} "
             f"| {summary.get('env_steps', 0):,} | {summary.get('mean_return', float('nan')):.1f} |",
             flush=True,
         )

@@ -12,6 +12,7 @@ from rlightning.policy import build_policy, policy_weights
 from rlightning.policy.weights import dump_weights
 
 with LocalCluster(*sys.argv[1:] or ["configs/cartpole.yaml"]) as cluster:
+    torch.set_num_threads(cluster.config.learner.torch_threads)
     policy = build_policy(cluster.config.policy, "train")
     policy.init_train(env_meta=cluster.env.metas()[0])
     params = [*policy.actor.parameters(), *policy.critic.parameters()]

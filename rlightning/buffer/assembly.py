@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 Rows = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
+At = slice | Rows
+
+_ALL = slice(None)
 
 # States of a row: nothing pending; an observation; an observation and the answer to it.
 _CLOSED, _OBSERVED, _ACTED = 0, 1, 2
@@ -52,10 +55,17 @@ class Column:
         self.layout = layout
         self.arrays = layout.allocate(lead)
 
-    def write(self, index: Any, arrays: Sequence[Any]) -> None:
-        """Writes one array or number per leaf at an index of the leading axes."""
+    def write(self, index: Any, arrays: Sequence[Array]) -> None:
+        """Writes one array per leaf at an index of the leading axes."""
+        if len(arrays) == 1:
+            self.arrays[0][index] = arrays[0]
+            return
         for mine, array in zip(self.arrays, arrays, strict=True):
             mine[index] = array
+
+    def fill(self, index: Any, value: Any) -> None:
+        """Writes one number, or one for each row, into a column of a single leaf."""
+        self.arrays[0][index] = value
 
     def read(self, index: Any) -> list[Array]:
         """Returns one array per leaf at an index of the leading axes."""
@@ -132,7 +142,7 @@ class Group:
         self._start = start
         space = meta.observation_space if from_space else None
         self._declared = None if space is None else Layout.of_space(space, "observation")
-        self._answers: Rows | None = None
+        self._answers: At | None = None
         self._warned = False
         # Where the policy's action is written; `action` holds what was executed once that is told.
         self._own_action = "action"
@@ -141,6 +151,8 @@ class Group:
     def _set_rows(self, rows: int) -> None:
         self._all = np.arange(rows)
         self.positions = np.full(rows, self._start, np.int64)
+        # The position that all rows share, as they mostly do; None if they do not.
+        self._level: int | None = self._start
         self._state = np.zeros(rows, np.int8)
         # Whether the last completed transition of a row is continued by its pending one.
         self._tail = np.zeros(rows, np.bool_)
@@ -152,6 +164,22 @@ class Group:
     def rows(self) -> int:
         """Number of rows; 0 while it is not known."""
         return len(self._all)
+
+    @property
+    def lowest(self) -> int:
+        """Position of the row that has got least far."""
+        return int(self.positions.min()) if self._level is None else self._level
+
+    @property
+    def highest(self) -> int:
+        """Position of the row that has got furthest."""
+        return int(self.positions.max()) if self._level is None else self._level
+
+    def _move(self, rows: Rows, positions: Any) -> None:
+        """Sets the positions of some rows."""
+        self.positions[rows] = positions
+        first = int(self.positions[0])
+        self._level = first if (self.positions == first).all() else None
 
     def check(self, step: Step, before: CheckedStep | None = None) -> CheckedStep:
         """Checks one item without changing anything.
@@ -168,7 +196,7 @@ class Group:
         if step.env_ret is None:
             if self._answers is None:
                 raise InvalidRowError("a response, but no observation that waits for one")
-            awaiting = len(self._answers)
+            awaiting = len(self._all[self._answers])
         return check_step(
             step, schema, rows=self.meta.num_envs, declared=self._declared, awaiting=awaiting
         )
@@ -222,7 +250,7 @@ class Group:
     def _make_room(self) -> None:
         """Lets every row write one transition more."""
 
-    def _may_complete(self, rows: Rows) -> Mask | None:
+    def _may_complete(self, at: At) -> Mask | None:
         """Tells which rows have room for a complete transition; None if all have."""
         return None
 
@@ -230,52 +258,53 @@ class Group:
         """Tells which positions can still be changed; None if all can."""
         return None
 
-    # The state machine.
+    # The state machine. Rows are a slice for all of them, which numpy is fastest with, or numbers.
 
     def _observe(self, checked: CheckedStep, new: Observed) -> None:
-        rows = self._all if new.rows is None else new.rows
-        joined = self._joined(checked, new, rows)
-        episodes = self._episodes(new, rows, joined)
-        if joined.all():
-            self._complete(new, rows, None)
+        at = _ALL if new.rows is None else new.rows
+        joined = self._joined(checked, new, at)
+        episodes = self._episodes(new, at, joined)
+        count = np.count_nonzero(joined)
+        if count == new.count:
+            self._complete(new, at, None)
         else:
-            lost = rows[(self._state[rows] != _CLOSED) & ~joined]
+            lost = self._all[at][(self._state[at] != _CLOSED) & ~joined]
             if len(lost):
                 self._lose(lost, warn=not checked.new_segment)
-            if joined.any():
-                self._complete(new, rows[joined], joined)
+            if count:
+                self._complete(new, self._all[at][joined], joined)
         opens = None
-        if new.done.any():
-            self._ended(rows[new.done])
+        if np.count_nonzero(new.done):
+            self._ended(self._all[at][new.done])
             opens = ~new.done
             if new.final is not None:
                 opens[new.final.positions] = True
-            if opens.all():
+            if np.count_nonzero(opens) == new.count:
                 opens = None
             else:
-                self._state[rows[~opens]] = _CLOSED
-        self._open(checked.schema, new, rows, opens, episodes)
-        self._answers = rows
+                self._state[self._all[at][~opens]] = _CLOSED
+        self._open(checked.schema, new, at, opens, episodes)
+        self._answers = at
 
-    def _joined(self, checked: CheckedStep, new: Observed, rows: Rows) -> Mask:
+    def _joined(self, checked: CheckedStep, new: Observed, at: At) -> Mask:
         """Tells whose pending transition this EnvRet completes."""
-        joined: Mask = self._state[rows] == _ACTED
+        joined: Mask = self._state[at] == _ACTED
         if checked.new_segment:
             joined[:] = False
         if new.episode_id is not None:
-            continues = new.episode_id == self._episode[rows]
+            continues = new.episode_id == self._episode[at]
             if new.step is not None:
-                continues &= new.step == self._step[rows] + 1
+                continues &= new.step == self._step[at] + 1
             if new.final is not None:  # these show the next episode already
                 continues[new.final.positions] = True
             joined &= continues
         if new.executed is None and self._own_action != "action" and actions_differ(checked.schema):
             joined[:] = False  # what was executed is not known
-        if (room := self._may_complete(rows)) is not None:
+        if (room := self._may_complete(at)) is not None:
             joined &= room
         return joined
 
-    def _episodes(self, new: Observed, rows: Rows, joined: Mask) -> tuple[Array, Array]:
+    def _episodes(self, new: Observed, at: At, joined: Mask) -> tuple[Array, Array]:
         """Returns episode and step of each row's observation; counts where the env does not."""
         episode, step = new.episode_id, new.step
         if episode is not None and step is not None:
@@ -284,12 +313,12 @@ class Group:
         if new.final is not None:
             begins[new.final.positions] = True
         if episode is None:
-            episode = self._episode[rows]
+            episode = self._episode[at].copy()
             count = int(begins.sum())
             episode[begins] = np.arange(self._next_episode, self._next_episode + count)
             self._next_episode += count
         if step is None:
-            step = self._step[rows] + 1
+            step = self._step[at] + 1
             step[begins] = 0
         return episode, step
 
@@ -313,45 +342,56 @@ class Group:
         if marked is not None:
             tails = tails[marked]
         if len(tails):
-            self.columns["cut"].write(self._index(tails, self.positions[tails] - 1), _TRUE)
+            self.columns["cut"].fill(((self.positions[tails] - 1) % self._length, tails), True)
         self._tail[rows] = False
         self._state[rows] = _CLOSED
 
-    def _complete(self, new: Observed, rows: Rows, pick: Mask | None) -> None:
-        """Completes the pending transitions of rows, `pick` among those of the EnvRet."""
-        assert self.schema is not None
+    def _complete(self, new: Observed, at: At, pick: Mask | None) -> None:
+        """Completes the pending transitions of rows, which are `pick` among those of the EnvRet."""
         columns = self.columns
+        assert self.schema is not None
         if "reward" not in columns:
-            agents = self.schema.agents
-            self._allocate("reward", Layout.of_scalar("reward", np.float32, agents))
-            self._allocate("terminated", Layout.of_scalar("terminated", np.bool_, agents))
-            self._allocate("truncated", Layout.of_scalar("truncated", np.bool_, agents))
-            self._allocate("cut", _CUT)
-            self._allocate("next_observation", self.schema.observation)
-            self._allocate("action_source", _SOURCE)
-        index = self._index(rows, self.positions[rows])
+            self._allocate_results(self.schema)
+        index = self._index(at)
         columns["reward"].write(index, _picked(new.reward, pick))
         columns["terminated"].write(index, _picked(new.terminated, pick))
         columns["truncated"].write(index, _picked(new.truncated, pick))
-        columns["cut"].write(index, _FALSE)
+        columns["cut"].fill(index, False)
         columns["next_observation"].write(index, _picked(new.observation, pick))
         if new.final is not None:
-            self._write_final(new.final, rows, pick)
-        columns["action_source"].write(index, _picked([new.action_source], pick))
+            self._write_final(new.final, at, pick)
+        source = new.action_source
+        if isinstance(source, int):
+            columns["action_source"].fill(index, source)
+        else:
+            columns["action_source"].write(index, _picked([source], pick))
         if new.executed is not None or self._own_action != "action":
             self._write_executed(self.schema, new.executed, index, pick)
-        self.positions[rows] += 1
-        self._tail[rows] = ~(new.done if pick is None else new.done[pick])
-        self.counters.completed += len(rows)
+        self._tail[at] = ~(new.done if pick is None else new.done[pick])
+        if at is _ALL and self._level is not None:
+            self.positions += 1
+            self._level += 1
+        else:
+            self._move(self._all[at], self.positions[at] + 1)
+        self.counters.completed += new.count if pick is None else len(self._all[at])
 
-    def _write_final(self, final: Final, rows: Rows, pick: Mask | None) -> None:
+    def _allocate_results(self, schema: Schema) -> None:
+        agents = schema.agents
+        self._allocate("reward", Layout.of_scalar("reward", np.float32, agents))
+        self._allocate("terminated", Layout.of_scalar("terminated", np.bool_, agents))
+        self._allocate("truncated", Layout.of_scalar("truncated", np.bool_, agents))
+        self._allocate("cut", _CUT)
+        self._allocate("next_observation", schema.observation)
+        self._allocate("action_source", _SOURCE)
+
+    def _write_final(self, final: Final, at: At, pick: Mask | None) -> None:
         """Replaces the next observation of rows that show the next episode already."""
         positions, arrays = final
         if pick is not None:
             kept = pick[positions]
             positions = (np.cumsum(pick) - 1)[positions[kept]]
             arrays = [array[kept] for array in arrays]
-        ended = rows[positions]
+        ended = self._all[at][positions]
         index = (self.positions[ended] % self._length, ended)
         self.columns["next_observation"].write(index, arrays)
 
@@ -377,11 +417,11 @@ class Group:
         self,
         schema: Schema,
         new: Observed,
-        rows: Rows,
+        at: At,
         pick: Mask | None,
         episodes: tuple[Array, Array],
     ) -> None:
-        """Writes observations that wait for an answer: those of `rows`, or of `pick` among them."""
+        """Writes observations that wait for an answer: all that came, or `pick` among them."""
         columns = self.columns
         if "observation" not in columns:
             self._allocate("observation", schema.observation)
@@ -389,56 +429,50 @@ class Group:
                 self._allocate(name, layout)
             self._allocate("episode_id", _EPISODE)
             self._allocate("step", _STEP)
-        episode, step = _picked(episodes, pick)
         if pick is not None:
-            rows = rows[pick]
-        index = self._index(rows, self.positions[rows])
+            at = self._all[at][pick]
+        episode, step = _picked(episodes, pick)
+        index = self._index(at)
         columns["observation"].write(index, _picked(new.observation, pick))
         for name, arrays in new.extras.items():
             columns[name].write(index, _picked(arrays, pick))
-        columns["episode_id"].write(index, [episode])
-        columns["step"].write(index, [step])
-        self._episode[rows] = episode
-        self._step[rows] = step
-        self._state[rows] = _OBSERVED
+        columns["episode_id"].fill(index, episode)
+        columns["step"].fill(index, step)
+        self._episode[at] = episode
+        self._step[at] = step
+        self._state[at] = _OBSERVED
 
     def _respond(self, checked: CheckedStep, outputs: dict[str, list[Array]]) -> None:
         """Writes the answers to the observations that came last."""
         assert self._answers is not None
-        rows, self._answers = self._answers, None
-        waits = self._state[rows] == _OBSERVED
-        pick = None if waits.all() else waits
-        if pick is not None:
-            rows = rows[pick]  # the others were shown the last observation of an episode
+        at, self._answers = self._answers, None
+        waits = self._state[at] == _OBSERVED
+        pick = None
+        if np.count_nonzero(waits) < len(waits):
+            at, pick = self._all[at][waits], waits  # others saw the last of an episode
         columns = self.columns
         if "policy_version" not in columns:
             assert checked.schema.outputs is not None
             for name, layout in checked.schema.outputs.items():
                 self._allocate(name, layout)
             self._allocate("policy_version", _VERSION)
-        index = self._index(rows, self.positions[rows])
+        index = self._index(at)
         for name, arrays in outputs.items():
             column = self._own_action if name == "action" else name
             columns[column].write(index, _picked(arrays, pick))
-        columns["policy_version"].write(index, [np.int64(checked.policy_version)])
-        self._state[rows] = _ACTED
+        columns["policy_version"].fill(index, checked.policy_version)
+        self._state[at] = _ACTED
 
     def _allocate(self, name: str, layout: Layout) -> None:
         self.columns[name] = Column(layout, (self._length, self.rows))
 
-    def _index(self, rows: Rows, positions: npt.NDArray[np.int64]) -> Any:
-        """Returns where rows are written; one plain slot if all rows share it."""
-        if len(rows) == len(self._all) and (positions == positions[0]).all():
-            return int(positions[0]) % self._length
-        return positions % self._length, rows
+    def _index(self, at: At) -> Any:
+        """Returns where the pending transitions of rows are; one plain slot if all share it."""
+        if at is _ALL and self._level is not None:
+            return self._level % self._length
+        return self.positions[at] % self._length, self._all[at]
 
 
-_TRUE = [np.True_]
-_FALSE = [np.False_]
-
-
-def _picked(arrays: Sequence[Any], pick: Mask | None) -> list[Any]:
-    """Returns the picked rows of each array; a number stands for all rows."""
-    if pick is None:
-        return list(arrays)
-    return [array[pick] if np.ndim(array) else array for array in arrays]
+def _picked(arrays: Sequence[Array], pick: Mask | None) -> Sequence[Array]:
+    """Returns the picked rows of each array."""
+    return arrays if pick is None else [array[pick] for array in arrays]

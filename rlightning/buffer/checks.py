@@ -88,7 +88,7 @@ class Schema:
         return next(filter(None, (mine.difference(theirs) for mine, theirs in pairs)), None)
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """One item after preprocessing: an EnvRet, the answer to it, or both.
 
@@ -128,7 +128,7 @@ class Final(NamedTuple):
     """Their last observations, [k, ...]."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Observed:
     """A checked EnvRet of `count` rows; every array is [count, ...].
 
@@ -153,7 +153,7 @@ class Observed:
     step: Array | None
 
 
-@dataclass
+@dataclass(slots=True)
 class CheckedStep:
     """A step that fits; applying it cannot fail."""
 
@@ -304,7 +304,7 @@ def _check_env_ret(step: Step, env_ret: EnvRet, schema: Schema) -> tuple[Schema,
 
 
 def _with_agents(schema: Schema, reward: Any) -> Schema:
-    if schema.agents is not None:
+    if schema.agents is not None or (schema.scalar and type(reward) is np.ndarray):
         return schema
     if isinstance(reward, Mapping):
         if schema.scalar:
@@ -347,7 +347,7 @@ def _numbers(
     value: Any, name: str, kinds: str, agents: tuple[str, ...] | None, count: int
 ) -> list[Array]:
     """Returns one array [count] per agent, or a single one."""
-    if isinstance(value, Mapping):
+    if type(value) is not np.ndarray and isinstance(value, Mapping):
         if agents is None:
             raise InvalidRowError(f"{name}: expected numbers, as in last_reward, got a dict")
         check_keys(dict.fromkeys(agents), value, name)
@@ -401,7 +401,9 @@ def _sources(value: Any, count: int) -> Array | int:
 def _counters(value: Any, name: str, count: int) -> Array | None:
     if value is None:
         return None
-    array = np.atleast_1d(np.asarray(value))
+    array = value if type(value) is np.ndarray else np.asarray(value)
+    if array.ndim == 0:
+        array = array[np.newaxis]
     if array.dtype.kind not in "iu" or array.shape != (count,):
         raise InvalidRowError(f"{name}: expected {count} integers, got {value!r:.60}")
     return array

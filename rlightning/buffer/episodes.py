@@ -38,7 +38,7 @@ class EpisodeGroup(Group):
             InvalidRowError: It does not fit.
             ReplayError: An open episode has as many transitions as the storage holds.
         """
-        if self.positions.max(initial=0) >= self._storage.capacity:
+        if self.rows and self.highest >= self._storage.capacity:
             raise ReplayError(
                 f"env {self.env_id!r}: an open episode has reached the capacity of "
                 f"{self._storage.capacity} transitions; end it with truncate_one_episode, or set "
@@ -86,14 +86,14 @@ class EpisodeGroup(Group):
         for row in rows.tolist():
             length = int(self.positions[row])
             if length:
-                self.positions[row] = 0
+                self._move(np.array([row]), 0)
                 columns = {
                     name: column.read((slice(length), row)) for name, column in self.columns.items()
                 }
                 self._storage.push_flat(layouts, columns)
 
     def _make_room(self) -> None:
-        if self.positions.max(initial=0) + 1 >= self._length:
+        if self.rows and self.highest + 1 >= self._length:
             self._length *= 2
             for column in self.columns.values():
                 column.resize(self._length)

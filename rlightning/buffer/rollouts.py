@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlightning.buffer.assembly import Group, Mask, Rows
+from rlightning.buffer.assembly import At, Group, Mask
 from rlightning.buffer.checks import CheckedStep, Step
 from rlightning.buffer.utils.layout import Array, Layout
 from rlightning.errors import InvalidRowError
@@ -43,10 +43,9 @@ class RolloutGroup(Group):
                     raise InvalidRowError(f"{said}; env {other.env_id!r} shares the rollouts")
         return checked
 
-    def _may_complete(self, rows: Rows) -> Mask | None:
+    def _may_complete(self, at: At) -> Mask | None:
         bound = self._collector.bound
-        positions = self.positions[rows]
-        return None if positions.max() < bound else positions < bound
+        return None if self.highest < bound else self.positions[at] < bound
 
     def _may_mark(self, positions: npt.NDArray[np.int64]) -> Mask | None:
         return positions >= self._collector.formed * self._collector.length
@@ -56,7 +55,7 @@ class RolloutGroup(Group):
         slots = self.positions % self._length
         for column in self.columns.values():
             column.write(position % self._length, column.read((slots, np.arange(self.rows))))
-        self.positions[:] = position
+        self._move(np.arange(self.rows), position)
         self._tail[:] = False
 
     def window(self, index: int) -> dict[str, list[Array]]:
@@ -208,16 +207,16 @@ class RolloutCollector:
         True too where waiting would be in vain, since nothing can be released before rows of this
         very group have caught up with the others.
         """
-        if not group.rows or group.positions.max() + steps <= self.bound:
+        if not group.rows or group.highest + steps <= self.bound:
             return True
-        return int(group.positions.min()) < (self.oldest + 1) * self.length
+        return group.lowest < (self.oldest + 1) * self.length
 
     def form(self) -> None:
         """Makes a rollout of what is complete, as often as possible."""
         while self.groups:
             end = (self.formed + 1) * self.length
             for group in self.groups.values():
-                if not group.rows or group.positions.min() < end:
+                if not group.rows or group.lowest < end:
                     return
             rollout = Rollout(self.formed, tuple(self.groups.values()))
             self._held[self.formed] = rollout

@@ -17,7 +17,7 @@ from rlightning.cli.options import (
     Overrides,
     Quiet,
     RestartWindow,
-    read_config,
+    read_run_config,
 )
 from rlightning.cluster.guard import EXIT_FAILED, one_line_errors
 
@@ -71,7 +71,7 @@ def serve(
     with one_line_errors(debug=debug):
         from rlightning.cluster.serve import serve as run_services
 
-        effective = read_config(
+        effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
         run_services(effective, quiet=quiet)
@@ -100,7 +100,7 @@ def train(
     with one_line_errors(debug=debug):
         from rlightning.cluster.train import train as run_training
 
-        effective = read_config(
+        effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
         reached = run_training(

@@ -40,35 +40,52 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug 
 
 
 def read_config(
+    configs: list[Path] | None, more: list[Path] | None, overrides: list[str] | None
+) -> MainConfig:
+    """Loads the config that the options make.
+
+    Raises:
+        ConfigError: No file was named, or one cannot be used.
+    """
+    from rlightning.utils.config import load_config
+
+    return load_config(_files(configs, more), overrides or [])
+
+
+def read_run_config(
     configs: list[Path] | None,
     more: list[Path] | None,
     overrides: list[str] | None,
     *,
-    name: str | None = None,
-    restart_window_s: float | None = None,
+    name: str | None,
+    restart_window_s: float | None,
 ) -> MainConfig:
-    """Loads the config that the options make, and lets its folders be imported from.
+    """Loads the config of a run, and lets the folders of its files be imported from.
 
     Raises:
         ConfigError: No file was named, or one cannot be used.
     """
     from rlightning.cluster.guard import add_import_paths
+
+    settings = list(overrides or [])
+    if name is not None:
+        settings.append(f"log.name={json.dumps(name)}")
+    if restart_window_s is not None:
+        settings.append(f"services.restart_window_s={restart_window_s}")
+    config = read_config(configs, more, settings)
+    folders = dict.fromkeys(str(file.resolve().parent) for file in _files(configs, more))
+    known = config.services.python_path
+    known.extend(folder for folder in folders if folder not in known)
+    add_import_paths(known)
+    return config
+
+
+def _files(configs: list[Path] | None, more: list[Path] | None) -> list[Path]:
     from rlightning.errors import ConfigError
-    from rlightning.utils.config import load_config
 
     files = [*(configs or []), *(more or [])]
     if not files:
         raise ConfigError(
             "no config given; name a YAML file, or make one with: rlightning init DIR"
         )
-    settings = list(overrides or [])
-    if name is not None:
-        settings.append(f"log.name={json.dumps(name)}")
-    if restart_window_s is not None:
-        settings.append(f"services.restart_window_s={restart_window_s}")
-    config = load_config(files, settings)
-    folders = dict.fromkeys(str(file.resolve().parent) for file in files)
-    known = config.services.python_path
-    known.extend(folder for folder in folders if folder not in known)
-    add_import_paths(known)
-    return config
+    return files

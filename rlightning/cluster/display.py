@@ -32,7 +32,7 @@ class Display:
     """
 
     def __init__(self, *, quiet: bool, to_stderr: bool, total_steps: int) -> None:
-        self._console = Console(stderr=to_stderr, quiet=quiet, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=to_stderr, quiet=quiet, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._total_steps = total_steps
         self._next_line = 0.0
@@ -55,7 +55,7 @@ class Display:
     def message(self, text: str) -> None:
         """Shows one line that stays."""
         with self._lock:
-            self._console.print(Text(text))
+            self._console.print(Text(text), soft_wrap=True)
 
     def update(self, progress: Progress, *, final: bool = False) -> None:
         """Shows the state of the run; `final` makes sure that this state is shown."""
@@ -67,7 +67,7 @@ class Display:
             line = progress.line()
             if (final or now >= self._next_line) and line != self._last_line:
                 self._next_line, self._last_line = now + _LINE_EVERY_S, line
-                self._console.print(Text(line))
+                self._console.print(Text(line), soft_wrap=True)
 
     def latency_table(self, latencies: Mapping[str, Mapping[str, float]]) -> None:
         """Shows the latencies of a finished run."""

@@ -20,10 +20,15 @@ EXIT_INTERRUPTED = 130
 def one_line_errors(*, debug: bool) -> Iterator[None]:
     """Reports an error of this library on stderr and exits: 2 for a bad config, else 1.
 
-    Bugs keep their traceback; with `debug` every error does.
+    Bugs keep their traceback; with `debug` every error does. Ctrl-C exits with 130.
     """
     try:
         yield
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     except RLightningError as error:
         if debug:
             raise

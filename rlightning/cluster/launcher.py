@@ -151,6 +151,11 @@ class LocalLauncher:
                 raise ClusterError(last_words(process))
         if time.monotonic() > deadline:
             timeout_s = self.config.services.start_timeout_s
+            for section in SECTIONS:  # others may only wait for one that nobody can reach
+                address = self._service(section).address
+                if address is not None and not self.probe(section):
+                    complaint = f"the {LABELS[section]} at {address} is not SERVING"
+                    break
             raise ClusterError(f"{complaint} after {timeout_s:g} s (services.start_timeout_s)")
 
     def probe(self, section: str) -> bool:

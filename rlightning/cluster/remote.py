@@ -21,7 +21,8 @@ from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
 from rlightning.utils.config import ServiceConfig
 
-_LOOK_TIMEOUT_S = 2.0
+_LOOK_TIMEOUT_S = 1.0
+_CHECK_EVERY_S = 0.5
 _PUBLISH_TIMEOUT_S = 60.0
 
 
@@ -89,7 +90,7 @@ class RemoteBackend:
         deadline = time.monotonic() + _PUBLISH_TIMEOUT_S
         while True:
             try:
-                self._loop.run(self._publisher.publish(version, weights, timeout_s=_LOOK_TIMEOUT_S))
+                self._loop.run(self._publisher.publish(version, weights, timeout_s=_CHECK_EVERY_S))
                 return
             except DeadlineExceededError:
                 self._launcher.check()

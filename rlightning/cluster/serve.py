@@ -26,10 +26,10 @@ def serve(config: MainConfig, *, quiet: bool = False) -> None:
     Raises:
         ClusterError: A service did not start, or is gone for good.
     """
-    console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+    console = Console(quiet=quiet, highlight=False)
 
     def report(text: str) -> None:
-        console.print(Text(text))
+        console.print(Text(text), soft_wrap=True)
 
     prepared = prepare(config)
     run = Run.create(prepared, command=this_command())

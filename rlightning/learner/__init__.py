@@ -48,8 +48,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:
-        if error.name not in {"torch", "tensordict", "torchrl", "safetensors"}:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in {"torch", "tensordict", "torchrl", "safetensors"}:
             raise
         raise ImportError(
-            f"{__name__}.{name} needs {error.name}: pip install 'rlightning[learn]'"
+            f"{__name__}.{name} needs {missing}: pip install 'rlightning[learn]'"
         ) from error

@@ -28,7 +28,7 @@ class Checkpoints:
         self._folder = folder
 
     def save(self, stats: LearnerStats, weights: bytes) -> None:
-        """Writes one checkpoint; nothing to do if its version is there already. Blocks.
+        """Writes one checkpoint; one of the same version that another run left is replaced. Blocks.
 
         Args:
             stats: Where the learner stands.
@@ -39,8 +39,6 @@ class Checkpoints:
         """
         name = str(stats.policy_version)
         target = self._folder / name
-        if target.exists():
-            return
         manifest = {
             "format": FORMAT,
             "policy_version": stats.policy_version,
@@ -48,13 +46,16 @@ class Checkpoints:
             "env_steps": stats.rows,
             "files": {"weights.safetensors": hashlib.sha256(weights).hexdigest()},
         }
+        text = (json.dumps(manifest, indent=2) + "\n").encode()
+        if target.exists() and (target / "manifest.json").read_bytes() == text:
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=f".{name}-") as scratch:
             made = Path(scratch) / name
             write_atomically(made / "weights.safetensors", weights)
-            write_atomically(
-                made / "manifest.json", (json.dumps(manifest, indent=2) + "\n").encode()
-            )
+            write_atomically(made / "manifest.json", text)
+            if target.exists():
+                target.rename(Path(scratch) / "replaced")
             made.rename(target)
             link = Path(scratch) / "latest"
             link.symlink_to(name, target_is_directory=True)

@@ -43,7 +43,8 @@ class ActorCriticPolicy(BasePolicy):
     `actor` and `critic`.
 
     The answer holds `action` (Discrete: the space's dtype [B]; Box: float32 [B, ...], not cut to
-    the space's bounds), `log_prob` float32 [B] of that action, and `value` float32 [B].
+    the space's bounds), `log_prob` float32 [B] of that action, and `value` float32 [B],
+    in the units the learner trains it in: PPO's are normalised returns.
 
     Args:
         config: Section `policy`; `seed` fixes weights and drawn actions.

@@ -35,6 +35,10 @@ DEFAULT_TABLE = "default"
 
 # A client that keeps to a window never has so many unacked; one that does not is read no further.
 _MAX_WAITING = 64
+# An ack costs as much as an insert of small rows, so one stands for several: at once for this many,
+# and after this long for less.
+_ACK_EVERY = 4
+_ACK_AFTER_S = 0.001
 # Writers whose session is over, and whose numbers are known if they come back.
 _MAX_GONE = 4096
 
@@ -68,7 +72,9 @@ class Writer:
         waiting: Messages that came and are not stored, in order.
         refused: Messages that were refused, by number, which the client was not told of yet.
         tasks: Those that work for it: one that acks, and one that stores what waits.
-        progress: Set when there is something to ack.
+        unacked: Messages done with since the last ack.
+        alarm: Sets `progress` for those; None if there are none.
+        progress: Set when it is time to ack.
         moved: Set when less is waiting.
     """
 
@@ -79,6 +85,8 @@ class Writer:
     waiting: deque[_Message] = field(default_factory=deque)
     refused: dict[int, ErrorStatus] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    unacked: int = 0
+    alarm: asyncio.TimerHandle | None = None
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -276,7 +284,12 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             message.table.refuse(writer.env_id)
             writer.refused[writer.next_seq] = to_error_status(refusal)
         writer.next_seq += 1
-        writer.progress.set()
+        writer.unacked += 1
+        if writer.unacked >= _ACK_EVERY or refusal is not None:
+            writer.progress.set()
+        elif writer.alarm is None:
+            loop = asyncio.get_running_loop()
+            writer.alarm = loop.call_later(_ACK_AFTER_S, writer.progress.set)
         return True
 
     async def _store_waiting(self, writer: Writer) -> None:
@@ -300,6 +313,10 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         while True:
             await writer.progress.wait()
             writer.progress.clear()
+            writer.unacked = 0
+            if writer.alarm is not None:
+                writer.alarm.cancel()
+                writer.alarm = None
             for seq in sorted(writer.refused):
                 response = pb.InsertResponse()
                 response.ack.seq = seq - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -85,6 +86,8 @@ class PolicyService:
         module: Any = await asyncio.to_thread(import_module, "rlightning.policy.host")
         host: PolicyHost = await asyncio.to_thread(module.PolicyHost, self._config)
         await host.start()
+        # What torch made lives for ever: looking through it would stop the loop for 0.2 s.
+        gc.freeze()
         self._host = self._acting.host = host
         self._hosting.set()
         await host.ready()

@@ -18,6 +18,7 @@ _SHIFTED = {
 }
 # Of the EnvRet itself, what is not stored with a transition.
 _NOT_STORED = frozenset({"info", "last_info"})
+_FIELD_NAMES: dict[type[EnvRet], tuple[str, ...]] = {}
 
 
 def default_obs_preprocessor(observation: Any) -> Any:
@@ -43,10 +44,22 @@ def default_env_ret_preprocess_fn(
     """
     if not isinstance(env_ret, EnvRet):
         raise TypeError(f"expected an EnvRet, got {type(env_ret).__name__}")
-    data.update(env_ret.to_dict())
+    if env_ret._extra:
+        data.update(env_ret.to_dict())
+    else:
+        fields = env_ret.__dict__
+        data.update({name: fields[name] for name in _field_names(type(env_ret))})
     data["observation"] = obs_preprocessor(env_ret.observation)
     data["last_reward"] = reward_preprocessor(env_ret.last_reward)
     return data
+
+
+def _field_names(kind: type[EnvRet]) -> tuple[str, ...]:
+    # `EnvRet.fields` looks through the dataclass anew at every call, and this runs for every row.
+    names = _FIELD_NAMES.get(kind)
+    if names is None:
+        names = _FIELD_NAMES[kind] = kind.fields()
+    return names
 
 
 def default_policy_resp_preprocess_fn(

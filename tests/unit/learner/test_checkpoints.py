@@ -30,11 +30,19 @@ def test_latest_points_to_the_last_one(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["12", "4", "latest"]
 
 
-def test_the_same_version_is_written_once(tmp_path):
+def test_the_same_checkpoint_is_written_once(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(LearnerStats(policy_version=4), b"first")
-    checkpoints.save(LearnerStats(policy_version=4), b"first")
-    assert (tmp_path / "4" / "weights.safetensors").read_bytes() == b"first"
+    checkpoints.save(LearnerStats(policy_version=4), b"weights")
+    written = (tmp_path / "4").stat().st_ino
+    checkpoints.save(LearnerStats(policy_version=4), b"weights")
+    assert (tmp_path / "4").stat().st_ino == written
+
+
+def test_a_checkpoint_that_another_run_left_is_replaced(tmp_path):
+    Checkpoints(tmp_path).save(LearnerStats(policy_version=4), b"old")
+    Checkpoints(tmp_path).save(LearnerStats(policy_version=4), b"new")
+    assert (tmp_path / "latest" / "weights.safetensors").read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "latest"]
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):

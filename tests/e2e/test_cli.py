@@ -1,0 +1,73 @@
+"""Commands that start nothing."""
+
+import json
+import re
+import resource
+import subprocess
+import sys
+
+from tests.e2e.command import CARTPOLE, run
+
+
+def test_help_answers_at_once(tmp_path):
+    durations = []
+    for _ in range(3):
+        start = cpu_seconds()
+        code, out, _ = run("--help", cwd=tmp_path)
+        durations.append(cpu_seconds() - start)
+        assert code == 0
+        assert all(name in out for name in ("serve", "train", "health", "init", "config"))
+    assert min(durations) < 0.4
+
+
+def cpu_seconds():
+    """Processor time of ended children: unlike the wall clock, no matter of who else is busy."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_version(tmp_path):
+    code, out, _ = run("--version", cwd=tmp_path)
+    assert (code, out.split()[0]) == (0, "rlightning")
+
+
+def test_the_commands_load_no_torch():
+    script = (
+        "import sys, rlightning.cli.app, rlightning.cluster.train, rlightning.cluster.local_cluster;"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'tensordict')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_config_show_prints_what_loads_again(tmp_path):
+    code, out, _ = run("config", "show", CARTPOLE, "--set", "train.lr=1e-4", cwd=tmp_path)
+    assert code == 0
+    (tmp_path / "shown.yaml").write_text(out)
+    assert run("config", "show", "shown.yaml", cwd=tmp_path)[1] == out
+    code, out, _ = run("config", "diff", CARTPOLE, "shown.yaml", cwd=tmp_path)
+    assert code == 1
+    assert re.fullmatch(r"train\.lr: \S+ -> 0\.0001\n", out)
+
+
+def test_config_diff_of_equal_configs(tmp_path):
+    assert run("config", "diff", CARTPOLE, CARTPOLE, cwd=tmp_path)[:2] == (0, "")
+
+
+def test_config_schema_is_json(tmp_path):
+    code, out, _ = run("config", "schema", cwd=tmp_path)
+    assert code == 0
+    assert "BufferConfig" in json.loads(out)["$defs"]
+
+
+def test_no_config_is_one_line(tmp_path):
+    code, out, err = run("train", cwd=tmp_path)
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: no config given; name a YAML file, or make one with: rlightning init DIR\n"
+    )
+
+
+def test_health_of_nobody(tmp_path):
+    code, _, err = run("health", "127.0.0.1:1", "--check", "readiness", cwd=tmp_path)
+    assert code == 1
+    assert err.startswith("error: 127.0.0.1:1: ")

@@ -1,0 +1,57 @@
+"""`rlightning serve`, and what other programs see of it."""
+
+import os
+import signal
+
+import pytest
+
+from rlightning.rpc.health import check_health
+from rlightning.testing import wait_until
+from tests.e2e.command import CARTPOLE, SMALL, Command, is_running, run, settings
+
+pytestmark = pytest.mark.slow
+SERVICES = ("PolicyService", "BufferService", "EnvService")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_until_a_signal(tmp_path, number):
+    with Command("serve", CARTPOLE, *settings(*SMALL), cwd=tmp_path) as command:
+        addresses = command.wait_serving()
+        for address, service in zip(addresses, SERVICES, strict=True):
+            for check in ("", "readiness", "liveness", f"rlightning.v1.{service}"):
+                assert check_health(address, check)
+        assert run("health", addresses[0], cwd=tmp_path)[:2] == (0, "SERVING\n")
+        pids = list(command.services().values())
+        command.process.send_signal(number)
+        assert command.wait(20) == 0
+        assert command.stderr == ""
+        assert not any(map(is_running, pids))
+    assert run("health", addresses[0], cwd=tmp_path)[0] == 1
+
+
+def test_serve_reports_a_death(tmp_path):
+    with Command("serve", CARTPOLE, *settings(*SMALL), cwd=tmp_path) as command:
+        command.wait_serving()
+        pids = command.services()
+        signal_pid = pids.pop("buffer_server")
+        assert is_running(signal_pid)
+        os.kill(signal_pid, signal.SIGKILL)
+        assert command.wait(20) == 1
+        assert command.stderr.startswith("error: the buffer server was killed by SIGKILL")
+        wait_until(lambda: not any(map(is_running, pids.values())), 5)
+
+
+def test_train_with_services_that_run_elsewhere(tmp_path):
+    with Command("serve", CARTPOLE, *settings(*SMALL), cwd=tmp_path) as command:
+        policy, buffer, env = command.wait_serving()
+        addresses = settings(
+            f"services.policy.address={policy}",
+            f"services.buffer.address={buffer}",
+            f"services.env.address={env}",
+        )
+        code, out, err = run(
+            "train", CARTPOLE, *settings(*SMALL), *addresses, "--json", cwd=tmp_path
+        )
+        assert code == 0, err
+        assert '"outcome": "finished"' in out
+        assert command.process.poll() is None

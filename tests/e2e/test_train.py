@@ -1,0 +1,108 @@
+"""`rlightning train`: learns, records what it did, and never collides with another run."""
+
+import csv
+import json
+from contextlib import ExitStack
+
+import pytest
+
+from rlightning.testing import wait_until
+from tests.e2e.command import CARTPOLE, SMALL, Command, is_running, run, settings
+
+pytestmark = pytest.mark.slow
+
+
+def last_line(text):
+    return json.loads(text.splitlines()[-1])
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("launcher", ["local", "in-process"])
+def test_cartpole_is_solved(tmp_path, launcher):
+    code, out, err = run(
+        "train", CARTPOLE, "--launcher", launcher, "--json", cwd=tmp_path, timeout_s=150
+    )
+    assert code == 0, err
+    assert len(out.splitlines()) == 1
+    end = last_line(out)
+    assert end["outcome"] == "solved"
+    assert end["mean_return"] >= 475
+    assert end["run"] == "runs/cartpole/1"
+    assert "env.round_trip" in err
+    folder = tmp_path / end["run"]
+    episodes = list(csv.DictReader((folder / "episodes.csv").read_text().splitlines()))
+    assert len(episodes) == end["episodes"]
+    assert sum(float(row["return"]) for row in episodes[-100:]) / 100 == end["mean_return"]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["outcome"] == "solved"
+    assert manifest["command"][0] == "rlightning"
+    assert list((folder / "tensorboard").iterdir())
+    assert (folder / "checkpoints" / "latest" / "weights.safetensors").exists()
+
+
+def test_the_steps_used_up_without_a_target(tmp_path):
+    code, out, err = run(
+        "train", CARTPOLE, *settings(*SMALL), "--json", "--name", "short", cwd=tmp_path
+    )
+    assert code == 0, err
+    end = last_line(out)
+    assert end["outcome"] == "finished"
+    assert end["updates"] == 8
+    assert end["run"] == "runs/short/1"
+
+
+def test_a_missed_target_exits_with_1(tmp_path):
+    code, out, err = run(
+        *("train", CARTPOLE, *settings(*SMALL, "train.target_return=1e9")),
+        *("--launcher", "in-process", "--json", "--quiet"),
+        cwd=tmp_path,
+    )
+    assert (code, err) == (1, "")
+    assert last_line(out)["outcome"] == "target_missed"
+
+
+def test_the_saved_config_trains_again(tmp_path):
+    options = ("--launcher", "in-process", "--json")
+    run("train", CARTPOLE, *settings(*SMALL), *options, cwd=tmp_path)
+    code, out, err = run("train", "runs/cartpole/latest/config.yaml", *options, cwd=tmp_path)
+    assert code == 0, err
+    assert last_line(out)["run"] == "runs/cartpole/2"
+
+
+@pytest.mark.timeout(180)
+def test_four_at_once_do_not_collide(tmp_path):
+    with ExitStack() as stack:
+        commands = [
+            stack.enter_context(
+                Command("train", CARTPOLE, *settings(*SMALL), "--json", cwd=tmp_path)
+            )
+            for _ in range(4)
+        ]
+        codes = [command.wait(150) for command in commands]
+        assert codes == [0] * 4, [command.stderr for command in commands]
+        folders = {last_line(command.stdout)["run"] for command in commands}
+    assert folders == {f"runs/cartpole/{n}" for n in range(1, 5)}
+
+
+def test_ctrl_c_ends_a_run_in_order(tmp_path):
+    options = settings("train.target_return=null")
+    with Command("train", CARTPOLE, *options, cwd=tmp_path) as command:
+        command.wait_for(r"version [1-9]")
+        pids = command.services().values()
+        assert len(pids) == 3
+        command.interrupt()
+        assert command.wait() == 130
+        assert command.stderr == "interrupted\n"
+        assert not any(map(is_running, pids))
+    manifest = json.loads((tmp_path / "runs" / "cartpole" / "1" / "manifest.json").read_text())
+    assert manifest["outcome"] == "interrupted"
+
+
+def test_a_killed_run_leaves_no_orphans(tmp_path):
+    options = settings("train.target_return=null")
+    with Command("train", CARTPOLE, *options, cwd=tmp_path) as command:
+        command.wait_for(r"version [1-9]")
+        pids = list(command.services().values())
+        assert len(pids) == 3
+        command.process.kill()
+    wait_until(lambda: not any(map(is_running, pids)), 15, "services outlive their parent")
