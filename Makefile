@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 CONSTRAIN := $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")')
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN)
 PROTOS := $(wildcard protos/rlightning/v1/*.proto)
-PYTEST := $(BIN)/python -m pytest
+# Most tests wait for servers, so more workers than cores pay.
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 NOT_LOCAL := not real_env and not docker and not netns and not gpu
 
 .DEFAULT_GOAL := help

@@ -88,7 +88,8 @@ class Display:
             f"updates {progress.updates:,}",
             f"{progress.elapsed_s:.0f} s",
         )
-        bar = ProgressBar(total=self._total_steps, completed=progress.env_steps, width=60)
+        bar = Table.grid()  # a bar alone does not end its line
+        bar.add_row(ProgressBar(total=self._total_steps, completed=progress.env_steps, width=60))
         return Group(bar, facts, _latency_table(progress.latencies))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
@@ -19,6 +19,9 @@ from rlightning.latency import LatencyStats
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
 from rlightning.utils.config import MainConfig
+
+if TYPE_CHECKING:
+    from rlightning.policy import LocalPolicy
 
 _STOP_S = 5.0
 
@@ -71,12 +74,17 @@ class InProcessBackend:
         )
         for group in self._groups:
             policy, stats = LocalPolicy(self._host, group.meta), ActorStats()
-            await policy.start()
             writer = self._buffer.writer(group.meta)
-            actor = run_actor(group, policy, writer, control=self._control, stats=stats)
             self._stats.append(stats)
             self._writers.append(writer)
-            self._actors.append(asyncio.create_task(actor))
+            self._actors.append(asyncio.create_task(self._act(group, policy, writer, stats)))
+
+    async def _act(
+        self, group: HostedGroup, policy: LocalPolicy, writer: LocalWriter, stats: ActorStats
+    ) -> None:
+        await self._host.ready()
+        await policy.start()
+        await run_actor(group, policy, writer, control=self._control, stats=stats)
 
     async def _close(self) -> None:
         self._control.stop()

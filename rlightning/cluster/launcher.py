@@ -61,7 +61,7 @@ class LocalLauncher:
         self.stop()
 
     def start(self) -> None:
-        """Starts the services and returns when each is SERVING.
+        """Starts the services and returns when each is SERVING, or waits for its first weights.
 
         Raises:
             ClusterError: One died, or was not SERVING within `services.start_timeout_s`; those that
@@ -112,6 +112,12 @@ class LocalLauncher:
             where = f"the {LABELS[section]} at {self.address(section)}"
             self._report(f"{where} was started by hand and is left to itself")
 
+    def summary(self) -> Iterator[str]:
+        """Yields one line for each service: its state and where it is dialled."""
+        for section in SECTIONS:
+            state = "SERVING" if self.probe(section) else "waits for weights"
+            yield f"{LABELS[section]:14} {state}  {self.address(section)}"
+
     def address(self, section: str) -> str:
         """Returns where a service is dialled."""
         return self._service(section).dial_address
@@ -141,7 +147,9 @@ class LocalLauncher:
     def _wait_serving(self, deadline: float) -> None:
         for section in SECTIONS:
             where = f"the {LABELS[section]} at {self.address(section)}"
-            while not self.probe(section):
+            # One that waits for its first weights is SERVING once a learner has given it some.
+            waits = section == "policy" and self.config.policy.initial_weights == "none"
+            while not self.probe(section, health.LIVENESS if waits else health.OVERALL):
                 self._check_start(deadline, f"{where} is not SERVING")
                 time.sleep(_POLL_S)
 
@@ -158,12 +166,13 @@ class LocalLauncher:
                     break
             raise ClusterError(f"{complaint} after {timeout_s:g} s (services.start_timeout_s)")
 
-    def probe(self, section: str) -> bool:
-        """Returns whether a service is SERVING; blocks for at most a second."""
+    def probe(self, section: str, check: str = health.OVERALL) -> bool:
+        """Returns whether a check of a service is SERVING; blocks for at most a second."""
         service = self._service(section)
-        check = health.check(service.dial_address, timeout_s=_PROBE_S, auth=service.auth)
+        address, auth = service.dial_address, service.auth
+        asked = health.check(address, check, timeout_s=_PROBE_S, auth=auth)
         try:
-            return shared_loop().run(check) is health.ServingStatus.SERVING
+            return shared_loop().run(asked) is health.ServingStatus.SERVING
         except RemoteError:
             return False
 
@@ -218,7 +227,7 @@ class LocalLauncher:
         """Probes until several probes in a row fail; False when the run ends first."""
         missed = 0
         while not self._stopping.wait(_PROBE_S):
-            missed = 0 if self.probe(section) else missed + 1
+            missed = 0 if self.probe(section, health.LIVENESS) else missed + 1
             if missed == _MISSED_PROBES:
                 return True
         return False

@@ -63,6 +63,10 @@ class RemoteBackend:
         self._publisher = WeightPublisher(self._policy)
         self._publisher.start()
         await self._samples.start()
+        if services.env.address is not None:  # it may have worked for others before
+            status = await self._env.describe()
+            self._cursor = status.episode_cursor
+            self._steps, self._steps_before = status.env_steps, -status.env_steps
 
     async def _close(self) -> None:
         await self._publisher.close()

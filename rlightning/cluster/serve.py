@@ -15,7 +15,7 @@ from rlightning.cluster.launcher import SECTIONS, LocalLauncher
 from rlightning.cluster.prepare import own_state, prepare
 from rlightning.cluster.process import LABELS
 from rlightning.cluster.runs import Run, this_command
-from rlightning.utils.config import MainConfig
+from rlightning.utils.config import MainConfig, keys_without_effect
 
 _REFRESH_S = 1.0
 
@@ -32,14 +32,16 @@ def serve(config: MainConfig, *, quiet: bool = False) -> None:
         console.print(Text(text), soft_wrap=True)
 
     prepared = prepare(config)
+    for key in keys_without_effect(prepared):
+        report(f"note: '{key}' has no effect here")
     run = Run.create(prepared, command=this_command())
     own_state(prepared, run.path)
     launcher = LocalLauncher(prepared, run, report=report)
     outcome = "failed"
     try:
         with interruptible(), launcher:
-            for section in SECTIONS:
-                report(f"{LABELS[section]:14} SERVING  {launcher.address(section)}")
+            for line in launcher.summary():
+                report(line)
             report(f"config and logs in {run.path}; Ctrl-C stops")
             _follow(launcher, console)
             launcher.check()

@@ -16,17 +16,16 @@ from rlightning.cluster.backend import Backend
 from rlightning.cluster.display import Display
 from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.interrupt import interruptible
-from rlightning.cluster.launcher import SECTIONS, LocalLauncher
+from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.prepare import own_state, prepare
-from rlightning.cluster.process import LABELS
 from rlightning.cluster.progress import Progress, describe_run, number
 from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
 from rlightning.errors import ConfigError
 from rlightning.learner.loop import LearnerStats
-from rlightning.utils.config import MainConfig
+from rlightning.utils.config import MainConfig, keys_without_effect
 
 SOLVED = "solved"
 FINISHED = "finished"
@@ -59,6 +58,8 @@ def train(
     try:
         with interruptible(), display:
             display.message(f"run folder {run.path}")
+            for key in keys_without_effect(prepared):
+                display.message(f"note: '{key}' has no effect here")
             with _backend(prepared, run, display, in_process=in_process) as backend:
                 outcome, progress = _learn(prepared, backend, run, display)
                 end = describe_run(progress, outcome)
@@ -95,8 +96,8 @@ def _backend(
         return
     own_state(config, run.path)
     with LocalLauncher(config, run, report=display.message) as launcher:
-        for section in SECTIONS:
-            display.message(f"{LABELS[section]:14} SERVING  {launcher.address(section)}")
+        for line in launcher.summary():
+            display.message(line)
         with RemoteBackend(launcher) as remote:
             yield remote
 

@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlightning.errors import InvalidRequestError, NotFoundError, PolicyError, PreconditionError
+from rlightning.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    PolicyError,
+    PreconditionError,
+    UnavailableError,
+)
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.batcher import Batcher
 from rlightning.policy.builder import build_policy
@@ -119,14 +125,20 @@ class PolicyHost:
             timeout_s: How long to wait for that version, in seconds.
 
         Raises:
-            PreconditionError: The spaces are not those of the other groups, weights that were
-                published do not fit the network, or the version did not come in time.
+            PreconditionError: The spaces are not those of the other groups, or weights that were
+                published do not fit the network.
+            UnavailableError: The version did not come in time; the message tells which one is
+                there.
             ConfigError: The policy cannot act in such spaces.
             PolicyError: The network cannot be made.
         """
         if self._config.initial_weights == "none":
             min_version = max(min_version, 1)
-        await self.wait_for_version(min_version, timeout_s)
+        try:
+            await self.wait_for_version(min_version, timeout_s)
+        except PreconditionError as error:
+            # A learner may bring it later: whether to ask again is for who waits to decide.
+            raise UnavailableError(str(error), reason=error.reason) from error
         async with self._lock:
             if self._runner is None:
                 self._runner = await self._make_runner(meta)

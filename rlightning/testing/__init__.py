@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlightning.testing.failpoints import FailpointError, armed, failpoint
+from rlightning.testing.ports import free_address
 from rlightning.testing.processes import ServerProcess
 from rlightning.testing.proxy import FaultProxy
 from rlightning.testing.waiting import assert_eventually, wait_until
@@ -14,5 +15,6 @@ __all__ = [
     "armed",
     "assert_eventually",
     "failpoint",
+    "free_address",
     "wait_until",
 ]

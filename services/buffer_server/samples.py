@@ -14,8 +14,9 @@ from rlightning.latency import LatencyStats
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Reader, encode_batch, split_batch
+from rlightning.wire import Batch, Reader, encode_batch
 
+from .chunks import sample_responses
 from .inserts import DEFAULT_TABLE
 
 _LOG = logging.getLogger(__name__)
@@ -186,13 +187,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
     async def _send(self, session: Session, batch_id: int, data: bytes) -> None:
         begun = time.perf_counter()
-        for offset, part in split_batch(data):
-            response = pb.SampleResponse()
-            chunk = response.chunk
-            chunk.batch_id = batch_id
-            chunk.total_bytes = len(data)
-            chunk.offset = offset
-            chunk.data = bytes(part)
+        for response in sample_responses(batch_id, data):
             if not await session.send(response):
                 return  # the stream is over; what was not acked is sent again on the next one
         self.latency.record("send", time.perf_counter() - begun)

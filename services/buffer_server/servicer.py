@@ -17,8 +17,9 @@ from rlightning.rpc.protocol import LIBRARY_VERSION
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Writer, encode_batch, fill_value, split_batch
+from rlightning.wire import Batch, Writer, encode_batch, fill_value
 
+from .chunks import get_responses
 from .inserts import DEFAULT_TABLE, InsertHandler
 from .samples import SampleHandler
 
@@ -80,7 +81,7 @@ class BufferService:
             raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
         return table
 
-    async def _get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
+    async def _get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[bytes]:
         buffer = self._table(request.table).buffer
         if request.all and request.indices:
             raise InvalidRequestError("all: expected no indices beside it")
@@ -89,8 +90,8 @@ class BufferService:
         except IndexError as error:
             raise InvalidRequestError(f"indices: {error}") from error
         data = await asyncio.to_thread(encode_batch, Batch(0, columns, {}))
-        for offset, part in split_batch(data):
-            yield pb.GetResponse(total_bytes=len(data), offset=offset, data=bytes(part))
+        for response in get_responses(data):
+            yield response
 
     async def _truncate(self, request: pb.TruncateRequest, context: Context) -> pb.TruncateResponse:
         table = self._table(request.table)

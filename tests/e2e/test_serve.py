@@ -1,12 +1,10 @@
 """`rlightning serve`, and what other programs see of it."""
 
-import os
 import signal
 
 import pytest
 
 from rlightning.rpc.health import check_health
-from rlightning.testing import wait_until
 from tests.e2e.command import CARTPOLE, SMALL, Command, is_running, run, settings
 
 pytestmark = pytest.mark.slow
@@ -27,18 +25,6 @@ def test_serve_until_a_signal(tmp_path, number):
         assert command.stderr == ""
         assert not any(map(is_running, pids))
     assert run("health", addresses[0], cwd=tmp_path)[0] == 1
-
-
-def test_serve_reports_a_death(tmp_path):
-    with Command("serve", CARTPOLE, *settings(*SMALL), cwd=tmp_path) as command:
-        command.wait_serving()
-        pids = command.services()
-        signal_pid = pids.pop("buffer_server")
-        assert is_running(signal_pid)
-        os.kill(signal_pid, signal.SIGKILL)
-        assert command.wait(20) == 1
-        assert command.stderr.startswith("error: the buffer server was killed by SIGKILL")
-        wait_until(lambda: not any(map(is_running, pids.values())), 5)
 
 
 def test_train_with_services_that_run_elsewhere(tmp_path):

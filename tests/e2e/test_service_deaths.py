@@ -5,54 +5,73 @@ import re
 import shlex
 import signal
 import subprocess
+from contextlib import ExitStack
 
 import pytest
 
-from tests.e2e.command import CARTPOLE, Command, settings
+from rlightning.testing import wait_until
+from tests.e2e.command import CARTPOLE, SMALL, Command, is_running, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-FOREVER = settings("train.target_return=null", "train.max_env_steps=1_000_000_000")
-
-
-def kill(command, name):
-    command.wait_for(r"version [3-9]")
-    os.kill(command.services()[name], signal.SIGKILL)
 
 
 def test_a_dead_service_ends_the_run(tmp_path):
-    name, label = "policy_server", "policy server"
-    with Command("train", CARTPOLE, *FOREVER, cwd=tmp_path) as command:
-        kill(command, name)
-        command.wait_for(rf"the {label} was killed by SIGKILL", 2)
+    options = settings("train.target_return=null")
+    with Command("train", CARTPOLE, *options, cwd=tmp_path) as command:
+        command.wait_for(r"version [3-9]")
+        os.kill(command.services()["policy_server"], signal.SIGKILL)
+        command.wait_for(r"the policy server was killed by SIGKILL", 2)
         assert command.wait(30) == 1
-        assert re.search(rf"last lines of runs/cartpole/1/logs/{name}.log:\n  \| ", command.stdout)
+        assert re.search(
+            r"last lines of runs/cartpole/1/logs/policy_server\.log:\n  \| ", command.stdout
+        )
         assert re.fullmatch(
-            rf"error: the {label} was killed by SIGKILL after .* s\n", command.stderr
+            r"error: the policy server was killed by SIGKILL after .* s\n", command.stderr
         )
 
 
-@pytest.mark.parametrize("name", ["policy_server", "buffer_server", "env_server"])
-def test_a_service_that_is_started_again_by_hand(tmp_path, name):
-    label = name.replace("_", " ")
-    with Command("train", CARTPOLE, "--restart-window", "60", cwd=tmp_path) as command:
-        kill(command, name)
-        again = command.wait_for(rf"^  (\S.* -m rlightning\.services\.{name} .*)$", 5)[1]
-        with subprocess.Popen(
-            shlex.split(again), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as by_hand:
-            try:
-                command.wait_for(rf"the {label} is SERVING again", 20)
-                assert command.wait(120) == 0, command.stderr
-                assert "was started by hand and is left to itself" in command.stdout
-                assert by_hand.poll() is None
-            finally:
-                by_hand.kill()
+def wait_for_version(command, *, above):
+    """Waits for a newer version of the weights; returns it."""
+
+    def newest():
+        return max(map(int, re.findall(r"version (\d+)", command.stdout)), default=0)
+
+    wait_until(lambda: newest() > above, 30, f"no version above {above}")
+    return newest()
+
+
+def test_each_service_killed_and_started_again_by_hand(tmp_path):
+    with ExitStack() as stack:
+        options = ("--restart-window", "60")
+        command = stack.enter_context(Command("train", CARTPOLE, *options, cwd=tmp_path))
+        version = wait_for_version(command, above=0)
+        ours = command.services()
+        for name in ("policy_server", "buffer_server", "env_server"):
+            os.kill(ours[name], signal.SIGKILL)
+            again = command.wait_for(rf"^  (\S.* -m rlightning\.services\.{name} .*)$", 5)[1]
+            by_hand = stack.enter_context(
+                subprocess.Popen(
+                    shlex.split(again),
+                    cwd=tmp_path,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+            stack.callback(by_hand.kill)
+            command.wait_for(rf"the {name.replace('_', ' ')} is SERVING again", 30)
+            version = wait_for_version(command, above=version)
+        assert command.wait(120) == 0, command.stderr
         assert "\nsolved: " in command.stdout
+        assert command.stdout.count("was started by hand and is left to itself") == 3
 
 
 def test_a_service_that_stays_away(tmp_path):
-    with Command("train", CARTPOLE, *FOREVER, "--restart-window", "2", cwd=tmp_path) as command:
-        kill(command, "policy_server")
-        command.wait_for("waiting up to 2 s; start it again with:", 3)
-        assert command.wait(30) == 1
-        assert "error: the policy server was killed by SIGKILL" in command.stderr
+    options = (*settings(*SMALL), "--restart-window", "1")
+    with Command("serve", CARTPOLE, *options, cwd=tmp_path) as command:
+        command.wait_serving()
+        pids = command.services()
+        os.kill(pids.pop("buffer_server"), signal.SIGKILL)
+        command.wait_for("waiting up to 1 s; start it again with:", 3)
+        assert command.wait(20) == 1
+        assert command.stderr.startswith("error: the buffer server was killed by SIGKILL")
+        wait_until(lambda: not any(map(is_running, pids.values())), 5)

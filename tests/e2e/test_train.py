@@ -51,6 +51,17 @@ def test_the_steps_used_up_without_a_target(tmp_path):
     assert end["run"] == "runs/short/1"
 
 
+@pytest.mark.parametrize("launcher", ["local", "in-process"])
+def test_nobody_acts_with_random_weights_unless_told_so(tmp_path, launcher):
+    options = settings(*SMALL, "policy.initial_weights=none", "train.max_env_steps=128")
+    code, _, err = run("train", CARTPOLE, *options, "--launcher", launcher, "--json", cwd=tmp_path)
+    assert code == 0, err
+    episodes = (tmp_path / "runs" / "cartpole" / "1" / "episodes.csv").read_text().splitlines()
+    versions = {int(row["version"]) for row in csv.DictReader(episodes)}
+    assert versions
+    assert min(versions) >= 1
+
+
 def test_a_missed_target_exits_with_1(tmp_path):
     code, out, err = run(
         *("train", CARTPOLE, *settings(*SMALL, "train.target_return=1e9")),

@@ -15,6 +15,7 @@ from rlightning.utils.config import (
     StorageConfig,
     WeightBufferConfig,
     diff_configs,
+    keys_without_effect,
 )
 
 
@@ -139,3 +140,21 @@ def test_diff_names_leaves():
 def test_a_run_name_is_one_folder(name):
     with pytest.raises(ValueError, match="expected the name of a folder"):
         MainConfig.from_dict({"log": {"name": name}})
+
+
+def test_keys_without_effect_are_named_when_they_are_set():
+    assert list(keys_without_effect(MainConfig(env=[make_env()]))) == []
+    config = MainConfig.from_dict(
+        {
+            "engine": "syncrl",
+            "env": make_env(num_cpus=2).to_dict(),
+            "policy": {"weight_buffer": {"buffer_strategy": "None"}, "seed": 3},
+            "cluster": {"eval_worker_num": 2},
+        }
+    )
+    assert set(keys_without_effect(config)) == {
+        "engine",
+        "env.0.num_cpus",
+        "policy.weight_buffer",
+        "cluster",
+    }

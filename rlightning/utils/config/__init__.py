@@ -16,6 +16,7 @@ from rlightning.utils.config.config import (
     WeightBufferConfig,
 )
 from rlightning.utils.config.diff import diff_configs
+from rlightning.utils.config.effect import keys_without_effect
 from rlightning.utils.config.load import load_config
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfig, TlsConfig
 from rlightning.utils.config.services import EnvServiceConfig, ServiceConfig, ServicesConfig
@@ -42,5 +43,6 @@ __all__ = [
     "TrainConfig",
     "WeightBufferConfig",
     "diff_configs",
+    "keys_without_effect",
     "load_config",
 ]

@@ -79,7 +79,7 @@ class BufferConfig(Config):
             and again.
         capacity: Rows that one storage holds, in `storage.unit`.
         sampler: Default: `uniform` for a ReplayBuffer, `all` for a RolloutBuffer.
-        auto_truncate_episode: Close an episode whose rows end with a sample as truncated.
+        auto_truncate_episode: Store an episode as soon as the env has ended it.
         storage: Where and how rows are kept.
         node_affinity_env: Keep the rows of an env on the shard of its node.
         node_affinity_train: Give a train worker the shards of its node.
@@ -215,8 +215,8 @@ class PolicyConfig(Config):
         device: `auto` takes CUDA when there is one; else a torch device.
         max_batch_rows: Rows in one inference at most.
         max_wait_us: Microseconds that the oldest row may wait for others to join its batch.
-        inline_below_us: On the CPU, batches whose inference is known to take less than this run on the
-            event loop, which saves two thread switches; 0: none do.
+        inline_below_us: On the CPU, batches whose inference is known to take less than this run on
+            the event loop, which saves two thread switches; 0: none do.
         queue_rows: Rows that may wait for inference; more are refused.
         max_weights_bytes: Size that published weights may have.
         torch_threads: Threads of torch in the policy server.

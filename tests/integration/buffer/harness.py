@@ -29,6 +29,8 @@ from tests.unit.buffer.scripted import (
 
 # Short enough for tests to wait for, long enough for a busy machine.
 FAST = RpcConfig(heartbeat_s=0.2, lease_s=1.5, resume_window_s=5.0)
+# For tests in which a client is gone for good.
+FORGETFUL = RpcConfig(heartbeat_s=0.2, lease_s=1.5, resume_window_s=0.2)
 
 
 @dataclass

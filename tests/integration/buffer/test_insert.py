@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import numpy as np
 import pytest
 
 from rlightning.errors import (
     DeadlineExceededError,
     InvalidRequestError,
+    RemoteError,
     ResourceExhaustedError,
 )
+from rlightning.rpc.channel import connect, unary
 from rlightning.testing.waiting import assert_eventually
-from rlightning.types import PolicyResponse
+from rlightning.types import EnvMeta, PolicyResponse
+from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.wire import Writer, fill_env_meta
 from tests.integration.buffer.harness import (
+    FAST,
+    FORGETFUL,
     act,
     acting,
     asking,
@@ -100,7 +107,7 @@ async def test_a_resumed_writer_goes_on_where_it_was_and_joins_its_rows() -> Non
 
 async def test_a_new_writer_of_an_env_begins_a_segment() -> None:
     env = ScriptedEnv(2)
-    async with buffer_server() as buffers:
+    async with buffer_server(rpc=FORGETFUL) as buffers:
         async with raw_writer(buffers.address, env.meta, "one") as one:
             await one.hello()
             for seq, env_ret in enumerate([env.reset(), env.step()], 1):
@@ -115,7 +122,7 @@ async def test_a_new_writer_of_an_env_begins_a_segment() -> None:
                 assert check_transitions(columns) == 4
                 np.testing.assert_array_equal(columns["cut"], [1, 0, 1, 0])
             # The first one's end must not take the rows of the second away.
-        await assert_eventually(lambda: not buffers.table.producers, 15)
+        await assert_eventually(lambda: not buffers.table.producers)
 
 
 async def test_a_full_buffer_withholds_acks_until_a_rollout_is_acked() -> None:
@@ -180,6 +187,26 @@ async def test_a_row_that_does_not_fit_is_refused_and_the_session_lives_on() -> 
         status = await asker.describe()
         assert status.stats["refused_total"] == 1
         assert status.tables["default"].writers == 1
+
+
+async def test_nothing_is_joined_across_a_refused_item() -> None:
+    """Not even by a row that ends its episode, whose number of steps is not told."""
+    env = ScriptedEnv(1, lambda row, episode: (3, True))
+    async with buffer_server() as buffers, inserting(buffers.address, env.meta) as client:
+        for step in range(6):
+            env_ret = env.step() if step else env.reset()
+            response = answer(env_ret)
+            if step == 2:
+                response.value = np.zeros(5, np.float32)
+            await client.insert(env_ret, response)
+            if step == 2:
+                with pytest.raises(InvalidRequestError, match="value"):
+                    await client.flush(5)
+        await client.flush(5)
+        columns = buffers.table.buffer.get_all()
+        assert check_transitions(columns) == 3
+        np.testing.assert_array_equal(columns["step"], [0, 0, 1])
+        np.testing.assert_array_equal(columns["cut"], [1, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -252,3 +279,35 @@ async def test_describe_clear_and_truncate() -> None:
         assert await asker.truncate(["env"]) == 0
         assert await asker.clear() == 8
         assert (await asker.describe()).tables["default"].size == 0
+
+
+@pytest.mark.parametrize("method", ["Checkpoint", "UpdatePriorities"])
+async def test_what_is_not_served_yet_is_unimplemented(method: str) -> None:
+    async with buffer_server() as buffers, connect(buffers.address, rpc=FAST) as channel:
+        with pytest.raises(RemoteError, match="UNIMPLEMENTED"):
+            await unary(
+                channel,
+                f"/rlightning.v1.BufferService/{method}",
+                pb.CheckpointRequest(),
+                pb.CheckpointResponse,
+                timeout=5,
+            )
+
+
+async def test_an_insert_needs_a_spec_and_a_writer() -> None:
+    env = ScriptedEnv(1)
+    async with buffer_server() as buffers:
+        for spec, writer_id, message in (
+            (EnvMeta(), "a", "needs a spec with the id"),
+            (env.meta, "", "needs a writer_id"),
+        ):
+            async with raw_writer(buffers.address, spec, "raw") as writer:
+                request = pb.InsertRequest()
+                request.hello.writer_id = writer_id
+                request.hello.session.protocol_version = 1
+                request.hello.session.client_id = "raw"
+                w = Writer()
+                fill_env_meta(request.hello.session.spec, spec, w)
+                await writer.call.write(w.finish(request))
+                assert await writer.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert message in await writer.call.details()

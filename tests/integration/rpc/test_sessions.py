@@ -405,7 +405,7 @@ async def test_slow_work_in_a_handler_does_not_cost_the_lease():
 async def test_a_loop_that_stood_still_does_not_end_leases():
     async with running() as (service, server), connected(server.address) as client:
         await client.ask()
-        time.sleep(2 * FAST.lease_s)  # noqa: ASYNC251 - that is the point
+        time.sleep(2 * FAST.lease_s)
         assert (await client.ask()).seq == 2
         await asyncio.sleep(FAST.lease_s)
         assert client.session.epoch == service.registry.open_count == 1

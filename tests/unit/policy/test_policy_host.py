@@ -18,6 +18,7 @@ from rlightning.errors import (
     NotFoundError,
     PolicyError,
     PreconditionError,
+    UnavailableError,
 )
 from rlightning.policy import LocalPolicy, PolicyHost, build_policy, policy_weights
 from rlightning.policy.weight_store import Weights, WeightStore
@@ -147,7 +148,7 @@ async def test_versions_only_grow() -> None:
 async def test_a_group_waits_for_the_version_it_needs() -> None:
     async with running() as host:
         with pytest.raises(
-            PreconditionError, match="version 2 of the weights was asked for, 0 is in use"
+            UnavailableError, match="version 2 of the weights was asked for, 0 is in use"
         ):
             await host.open_group(meta(), min_version=2, timeout_s=0.01)
         waiting = asyncio.ensure_future(host.open_group(meta(), min_version=2, timeout_s=10))
@@ -161,7 +162,7 @@ async def test_a_group_waits_for_the_version_it_needs() -> None:
 async def test_without_initial_weights_nobody_acts_before_the_first_publish() -> None:
     async with running(initial_weights="none") as host:
         ready = asyncio.ensure_future(host.ready())
-        with pytest.raises(PreconditionError, match="version 1 of the weights was asked for"):
+        with pytest.raises(UnavailableError, match="version 1 of the weights was asked for"):
             await host.open_group(meta(), timeout_s=0.01)
         assert not ready.done()
         await host.publish(fresh(1))

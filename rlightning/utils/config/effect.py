@@ -1,0 +1,45 @@
+"""Names documented keys that a config sets though nothing here acts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlightning.utils.config.base import Config
+from rlightning.utils.config.config import (
+    BufferConfig,
+    EnvConfig,
+    LogConfig,
+    MainConfig,
+    PolicyConfig,
+    TrainConfig,
+)
+
+# They are read so that documented files load; each leaves this list with the code that honours it.
+_WITHOUT_EFFECT: dict[type[Config], frozenset[str]] = {
+    MainConfig: frozenset({"engine", "cluster", "debug", "verbose"}),
+    EnvConfig: frozenset({"num_cpus", "num_gpus"}),
+    BufferConfig: frozenset({"node_affinity_env", "node_affinity_train"}),
+    PolicyConfig: frozenset(
+        {"backend", "train_num_gpus", "eval_num_gpus", "router_type", "weight_buffer"}
+    ),
+    TrainConfig: frozenset(
+        {"max_rollout_steps", "max_eval_rollout_steps", "parallel", "eval_interval"}
+    ),
+    LogConfig: frozenset({"project", "mode"}),
+}
+
+
+def keys_without_effect(config: Config, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted name of every key that differs from its default, to no effect."""
+    ignored = _WITHOUT_EFFECT.get(type(config), frozenset())
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if name in ignored:
+            if value != field.get_default(call_default_factory=True):
+                yield prefix + name
+            continue
+        children = value if isinstance(value, list) else [value]
+        for index, child in enumerate(children):
+            if isinstance(child, Config):
+                inner = f"{prefix}{name}.{index}." if child is not value else f"{prefix}{name}."
+                yield from keys_without_effect(child, inner)

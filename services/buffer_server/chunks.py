@@ -1,0 +1,45 @@
+"""Chunks of a batch as messages, without protobuf copying what they carry.
+
+Setting a `bytes` field and encoding it copies the data twice, into fresh memory each time, which
+takes longer than sending it (measured for 0.6 MB: 1.1 ms against 0.06 ms).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlightning.rpc.protocol import stamp
+from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.wire import split_batch
+
+_SAMPLE_CHUNK = pb.SampleResponse.CHUNK_FIELD_NUMBER << 3 | 2
+_SAMPLE_DATA = pb.SampleChunk.DATA_FIELD_NUMBER << 3 | 2
+_GET_DATA = pb.GetResponse.DATA_FIELD_NUMBER << 3 | 2
+
+
+def sample_responses(batch_id: int, data: bytes) -> Iterator[bytes]:
+    """Yields the encoded and stamped `SampleResponse`s that carry an encoded batch."""
+    for offset, part in split_batch(data):
+        envelope = pb.SampleResponse()
+        stamp(envelope)
+        small = pb.SampleChunk(batch_id=batch_id, total_bytes=len(data), offset=offset)
+        chunk = small.SerializeToString() + _head(_SAMPLE_DATA, len(part))
+        head = _head(_SAMPLE_CHUNK, len(chunk) + len(part))
+        yield b"".join((envelope.SerializeToString(), head, chunk, part))
+
+
+def get_responses(data: bytes) -> Iterator[bytes]:
+    """Yields the encoded `GetResponse`s that carry an encoded batch."""
+    for offset, part in split_batch(data):
+        small = pb.GetResponse(total_bytes=len(data), offset=offset)
+        yield b"".join((small.SerializeToString(), _head(_GET_DATA, len(part)), part))
+
+
+def _head(tag: int, length: int) -> bytes:
+    """Returns tag and length of a length-delimited field."""
+    encoded = bytearray((tag,))
+    while length > 0x7F:
+        encoded.append(length & 0x7F | 0x80)
+        length >>= 7
+    encoded.append(length)
+    return bytes(encoded)

@@ -1,0 +1,157 @@
+"""Small parts of the cluster: exit codes, seeds, state folders, reasons of a death."""
+
+import logging
+import signal
+import sys
+
+import pytest
+import typer
+
+from rlightning.cluster.guard import add_import_paths, one_line_errors
+from rlightning.cluster.init import write_project
+from rlightning.cluster.interrupt import interruptible
+from rlightning.cluster.launcher import last_words, written_reason
+from rlightning.cluster.logs import JsonFormatter
+from rlightning.cluster.prepare import own_state, prepare
+from rlightning.cluster.runs import Run
+from rlightning.cluster.scalars import Scalars
+from rlightning.errors import ClusterError, ConfigError
+from rlightning.utils.config import MainConfig
+from rlightning.utils.config.environment import child_environment
+
+
+def make_config(**sections):
+    env = {"name": "e", "backend": "gymnasium", "task": "CartPole-v1"}
+    return MainConfig.from_dict({"env": [env, env], **sections})
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ConfigError("bad key"), 2, "error: bad key\n"),
+        (ClusterError("died"), 1, "error: died\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_errors_are_one_line_and_an_exit_code(capsys, error, code, text):
+    with pytest.raises(typer.Exit) as caught, one_line_errors(debug=False):
+        raise error
+    assert caught.value.exit_code == code
+    assert capsys.readouterr().err == text
+    with pytest.raises(type(error)), one_line_errors(debug=True):
+        raise error
+
+
+def test_bugs_keep_their_traceback():
+    with pytest.raises(ZeroDivisionError), one_line_errors(debug=False):
+        raise ZeroDivisionError
+
+
+def test_import_paths_come_last_and_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", ["/first"])
+    monkeypatch.chdir(tmp_path)
+    add_import_paths(["/a", "/first"])
+    add_import_paths(["/a"])
+    assert sys.path == ["/first", str(tmp_path), "/a"]
+
+
+def test_sigterm_ends_a_command_like_ctrl_c():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_open_seeds_come_from_the_root_seed():
+    first, again = prepare(make_config()), prepare(make_config())
+    other = prepare(make_config(train={"seed": 1}))
+    seeds = {first.policy.seed, *(env.seed for env in first.env)}
+    assert len(seeds) == 3
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert first == again
+    assert seeds.isdisjoint({other.policy.seed, *(env.seed for env in other.env)})
+    assert prepare(make_config(policy={"seed": 5})).policy.seed == 5
+
+
+def test_a_run_needs_an_env():
+    with pytest.raises(ConfigError, match="no env"):
+        prepare(MainConfig())
+
+
+def test_weights_are_kept_in_the_runs_own_folder(tmp_path):
+    config = make_config(log={"log_dir": str(tmp_path)})
+    first, second = (Run.create(config, command=[]) for _ in range(2))
+    own_state(config, first.path)
+    assert config.policy.state_dir == str(first.path / "policy")
+    own_state(config, second.path)  # as when the first run's config trains again
+    assert config.policy.state_dir == str(second.path / "policy")
+    config.policy.state_dir = str(tmp_path / "chosen")
+    own_state(config, second.path)
+    assert config.policy.state_dir == str(tmp_path / "chosen")
+
+
+class DeadService:
+    """What the launcher asks of a process that has ended."""
+
+    label = "env server"
+    log = "x.log"
+
+    def __init__(self, *lines):
+        self._lines = list(lines)
+
+    def tail(self):
+        return self._lines
+
+    def obituary(self):
+        return "the env server exited with code 1 after 0.1 s"
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["error: no such key"], "env server: no such key"),
+        (["12:00 ERROR x: env_server did not start: no env", "bye"], "env server: no env"),
+        (["12:00 ERROR x: env_server cannot go on: gave up"], "env server: gave up"),
+        (["Segmentation fault"], None),
+        ([], None),
+    ],
+)
+def test_the_reason_of_a_death_is_what_the_service_wrote(lines, reason):
+    service = DeadService(*lines)
+    assert written_reason(service) == reason
+    if reason is None:
+        words = last_words(service)
+        assert words.startswith("the env server exited with code 1 after 0.1 s; last lines of")
+        assert all(f"\n  | {line}" in words for line in lines)
+    else:
+        assert last_words(service) == reason
+
+
+def test_children_read_no_overrides(monkeypatch):
+    monkeypatch.setenv("RLIGHTNING__TRAIN__LR", "1")
+    monkeypatch.setenv("KEPT", "yes")
+    environment = child_environment({"EXTRA": "too"})
+    assert "RLIGHTNING__TRAIN__LR" not in environment
+    assert (environment["KEPT"], environment["EXTRA"]) == ("yes", "too")
+
+
+def test_json_log_lines():
+    record = logging.LogRecord("a.b", logging.INFO, "f", 1, "got %d", (3,), None)
+    line = JsonFormatter("env_server").format(record)
+    assert '"level": "INFO", "service": "env_server", "logger": "a.b", "message": "got 3"' in line
+
+
+def test_a_project_is_written_once(tmp_path):
+    written = write_project(tmp_path / "new")
+    names = {"config.yaml", "my_env.py", "my_policy.py", "test_my_project.py"}
+    assert {path.name for path in written} == names
+    with pytest.raises(ConfigError, match="exists"):
+        write_project(tmp_path / "new")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_project(tmp_path / "file" / "below")
+
+
+def test_scalars_without_a_folder_go_nowhere():
+    with Scalars(None) as scalars:
+        scalars.add({"a": 1.0}, 0)
