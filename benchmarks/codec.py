@@ -32,7 +32,7 @@ def images(n: int) -> EnvRet:
 
 
 def group(observation: Any) -> EnvRet:
-    """An EnvRet as the actor sends it."""
+    """An EnvRet as the actor asks with: observation, reward and flags."""
     n = len(observation)
     return EnvRet(
         "env-0-0",
@@ -40,8 +40,6 @@ def group(observation: Any) -> EnvRet:
         np.ones(n, np.float32),
         np.zeros(n, bool),
         np.zeros(n, bool),
-        episode_id=np.arange(n),
-        step=np.arange(n),
     )
 
 
@@ -53,8 +51,6 @@ def plain_encode(env_ret: EnvRet) -> bytes:
     _plain_tensor(message.last_terminated.tensor_value, env_ret.last_terminated)
     _plain_tensor(message.last_truncated.tensor_value, env_ret.last_truncated)
     message.ts_env_sent_ns = env_ret.ts_env_sent_ns
-    message.episode_id.extend(env_ret.episode_id.tolist())
-    message.step.extend(env_ret.step.tolist())
     return message.SerializeToString()
 
 
@@ -84,8 +80,6 @@ def plain_decode(data: bytes) -> tuple[np.ndarray, ...]:
         tensor = value.tensor_value
         kind = dtype or (np.uint8 if tensor.dtype == tensor_pb2.DTYPE_UINT8 else np.float32)
         out.append(np.frombuffer(tensor.data, kind).reshape(tensor.shape))
-    out.append(np.array(message.episode_id))
-    out.append(np.array(message.step))
     return tuple(out)
 
 

@@ -190,10 +190,10 @@ def _read_rows(pb: env_ret_pb2.EnvRet, env_ret: EnvRet) -> None:
         env_ret.rows = _ascending(pb.rows, "rows")
         counts["rows"] = count
     if count := len(pb.episode_id):
-        env_ret.episode_id = np.fromiter(pb.episode_id, np.int64, count)
+        env_ret.episode_id = np.array(pb.episode_id, np.int64)
         counts["episode_id"] = count
     if count := len(pb.step):
-        env_ret.step = np.fromiter(pb.step, np.int64, count)
+        env_ret.step = np.array(pb.step, np.int64)
         counts["step"] = count
     if count := len(pb.action_source):
         if not _SOURCES.issuperset(pb.action_source):

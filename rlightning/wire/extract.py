@@ -137,7 +137,11 @@ class _Extractor:
         fields_left = self._fields_left
         copied = pos
         size = 0
+        last = end - self._splice_bytes
         while pos < end:
+            if pos > last:  # what is left is too short to hold a large tensor
+                pos = end
+                break
             fields_left -= 1
             if fields_left < 0:
                 raise _too_many(self._max_fields)
