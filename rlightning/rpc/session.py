@@ -41,7 +41,7 @@ __all__ = ["Session", "SessionHandler", "SessionMethod", "SessionRegistry", "run
 
 logger = logging.getLogger(__name__)
 
-_AFTERMATH_S = 0.02
+_AFTERMATH_S = 0.1
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)

@@ -33,6 +33,9 @@ def test_every_package_is_in_the_wheel() -> None:
         ".".join(("rlightning", *p.parent.relative_to(ROOT).parts))
         for p in (ROOT / "services").rglob("__init__.py")
     }
+    there |= {
+        ".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "rlightning").rglob("*.tmpl")
+    }
     assert listed == there
 
 
