@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 NOT_LOCAL := not real_env and not docker and not netns and not gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-netns ci bench bench-smoke prove-demo prove-flakes prove-bench \
+.PHONY: help install demo test test-fast ci bench bench-smoke prove-demo prove-flakes \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.

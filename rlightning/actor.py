@@ -12,6 +12,7 @@ from rlightning.env.control import ActorControl
 from rlightning.errors import (
     DeadlineExceededError,
     EnvError,
+    ObservationError,
     PolicyError,
     PreconditionError,
     RemoteError,
@@ -131,6 +132,7 @@ async def run_actor(
 
     Raises:
         EnvError: The env failed again and again.
+        ObservationError: An observation is not in the declared space.
         RLightningError: The policy failed again and again, or cannot be asked: a spec that does not
             match, an observation that is not in its space, a token that is not accepted.
     """
@@ -257,13 +259,13 @@ class _Actor:
         """Waits before another attempt.
 
         Raises:
-            RLightningError: `error`, when there were too many.
+            RLightningError: `error`, when there were too many, or another is of no use.
         """
         self._failures += 1
         self._stats.last_error = str(error)
         level = logging.WARNING if self._failures == 1 else logging.DEBUG
         logger.log(level, "%s %s: %s", who, self._env.meta.env_id, error)
-        if self._failures >= MAX_ATTEMPTS:
+        if self._failures >= MAX_ATTEMPTS or isinstance(error, ObservationError):
             raise error
         await self._control.sleep(min(0.05 * 2**self._failures, 1.0))
 

@@ -51,6 +51,10 @@ class EnvError(RLightningError):
     """An env raised, or returned what its spaces do not allow."""
 
 
+class ObservationError(EnvError):
+    """An env returned an observation that is not in the space it declared; a reset is no help."""
+
+
 class ResetNeededError(EnvError):
     """An env was stepped before its first reset."""
 

@@ -20,6 +20,9 @@ from rlightning.utils.config import BufferConfig
 PRODUCER_SILENT = "PRODUCER_SILENT"
 """Reason of the error that tells a learner of a producer that sends nothing."""
 
+# A loop that wakes so much later than it wanted to has not run meanwhile.
+_STOOD_STILL_NS = 10**9
+
 
 @dataclass
 class Producer:
@@ -251,7 +254,9 @@ class BufferTable:
             try:
                 await asyncio.wait_for(self._ready.wait(), (wake - now) / 1e9)
             except asyncio.TimeoutError:
-                continue
+                if time.monotonic_ns() - wake > _STOOD_STILL_NS:
+                    # This process was stopped: what the producers sent has not been read yet.
+                    patient_until = time.monotonic_ns() + self._timeout_ns
         return taken
 
     def release(self, taken: Taken) -> None:

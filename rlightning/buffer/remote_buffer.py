@@ -109,16 +109,23 @@ class BufferClient:
     ) -> None:
         await self.close()
 
-    async def describe(self, *, timeout_s: float = _CALL_TIMEOUT_S) -> BufferStatus:
+    async def describe(
+        self, *, table: str = "", timeout_s: float = _CALL_TIMEOUT_S
+    ) -> BufferStatus:
         """Returns what the server holds.
 
+        Args:
+            table: Which table; empty means all.
+            timeout_s: How long to wait, in seconds.
+
         Raises:
+            NotFoundError: There is no such table.
             UnavailableError: The server could not be reached.
         """
         response = await unary(
             self._channel,
             f"/{SERVICE}/Describe",
-            pb.BufferServiceDescribeRequest(),
+            pb.BufferServiceDescribeRequest(table=table),
             pb.BufferServiceDescribeResponse,
             timeout=timeout_s,
         )
@@ -127,15 +134,15 @@ class BufferClient:
             response.library_version,
             response.storage_id,
             {
-                table.name: TableStatus(
-                    table.name,
-                    table.size,
-                    table.capacity,
-                    table.writers,
-                    table.inserted_total,
-                    table.sampled_total,
+                held.name: TableStatus(
+                    held.name,
+                    held.size,
+                    held.capacity,
+                    held.writers,
+                    held.inserted_total,
+                    held.sampled_total,
                 )
-                for table in response.tables
+                for held in response.tables
             },
             read_value(reader.message.stats, reader),
         )

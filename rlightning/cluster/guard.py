@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
 
     Bugs keep their traceback; with `debug` every error does. Ctrl-C exits with 130.
     """
+    warnings.formatwarning = _one_line
     try:
         yield
     except KeyboardInterrupt:
@@ -35,6 +37,17 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
         typer.echo(f"error: {error or type(error).__name__}", err=True)
         usage = isinstance(error, ConfigError)
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
+
+
+def _one_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Formats a warning without the place in the code, which says nothing to who runs a command."""
+    return f"warning: {message}\n"
 
 
 def add_import_paths(paths: list[str]) -> None:

@@ -72,7 +72,8 @@ class Monitor:
     def updated(self, update: Update) -> None:
         """Takes note of one update of the learner; called by its loop."""
         self._staleness = update.staleness
-        self._scalars.add(update.metrics, self._learner.rows)
+        oldest = {"charts/max_staleness": float(update.max_staleness)}
+        self._scalars.add({**update.metrics, **oldest}, self._learner.rows)
 
     def check(self) -> None:
         """Raises what ended the look-out, if anything did."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import Self
 
@@ -21,9 +21,12 @@ from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
 from rlightning.utils.config import ServiceConfig
 
+_T = TypeVar("_T")
+
 _LOOK_TIMEOUT_S = 1.0
 _CHECK_EVERY_S = 0.5
-_PUBLISH_TIMEOUT_S = 60.0
+_PATIENCE_S = 60.0
+_PAUSE_S = 0.1
 
 
 class RemoteBackend:
@@ -44,6 +47,16 @@ class RemoteBackend:
 
     def __enter__(self) -> Self:
         self._loop.run(self._open())
+        try:
+            self._patiently(self._samples.start)
+            if self._launcher.config.services.env.address is not None:
+                # It may have worked for others before.
+                status = self._patiently(lambda timeout_s: self._env.describe(timeout_s=timeout_s))
+                self._cursor = status.episode_cursor
+                self._steps, self._steps_before = status.env_steps, -status.env_steps
+        except BaseException:
+            self._loop.run(self._close())
+            raise
         return self
 
     def __exit__(
@@ -62,11 +75,6 @@ class RemoteBackend:
         self._samples = SampleClient(**dial(services.buffer))
         self._publisher = WeightPublisher(self._policy)
         self._publisher.start()
-        await self._samples.start()
-        if services.env.address is not None:  # it may have worked for others before
-            status = await self._env.describe()
-            self._cursor = status.episode_cursor
-            self._steps, self._steps_before = status.env_steps, -status.env_steps
 
     async def _close(self) -> None:
         await self._publisher.close()
@@ -75,7 +83,9 @@ class RemoteBackend:
 
     def env_metas(self) -> list[EnvMeta]:
         """Returns the spaces and sizes of the envs, one entry per group of rows."""
-        return self._loop.run(self._env.describe(self._cursor)).envs
+        return self._patiently(
+            lambda timeout_s: self._env.describe(self._cursor, timeout_s=timeout_s)
+        ).envs
 
     def next_batch(self, timeout_s: float) -> Mapping[str, Any] | None:
         """Returns the next rollout's columns [T, N, ...]; None if there was none in time."""
@@ -91,19 +101,31 @@ class RemoteBackend:
 
     def publish(self, version: int, weights: bytes) -> None:
         """Lets the policy act with new weights; returns when it does."""
-        deadline = time.monotonic() + _PUBLISH_TIMEOUT_S
-        while True:
-            try:
-                self._loop.run(self._publisher.publish(version, weights, timeout_s=_CHECK_EVERY_S))
-                return
-            except DeadlineExceededError:
-                self._launcher.check()
-                if time.monotonic() > deadline and not self._launcher.waiting:
-                    raise
+        self._patiently(
+            lambda timeout_s: self._publisher.publish(version, weights, timeout_s=timeout_s)
+        )
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""
-        return self._loop.run(self._policy.describe()).policy_version
+        return self._patiently(
+            lambda timeout_s: self._policy.describe(timeout_s=timeout_s)
+        ).policy_version
+
+    def _patiently(self, call: Callable[[float], Coroutine[Any, Any, _T]]) -> _T:
+        """Calls a service again while it may come back; one that is gone for good ends this.
+
+        Args:
+            call: Takes the seconds it may wait; repeating it does no harm.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self._loop.run(call(_CHECK_EVERY_S))
+            except (UnavailableError, DeadlineExceededError):
+                self._launcher.check()
+                if time.monotonic() > deadline and not self._launcher.waiting:
+                    raise
+                self._launcher.failed.wait(_PAUSE_S)
 
     def observe(self) -> ClusterState:
         """Returns how the services fare; each episode is reported once."""

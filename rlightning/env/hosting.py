@@ -20,7 +20,7 @@ from rlightning.env.episodes import EpisodeLog, RowCounter
 from rlightning.env.scalar_row import ScalarRow
 from rlightning.env.utils.backends import backend_class
 from rlightning.env.utils.spaces import mismatch
-from rlightning.errors import ConfigError, EnvError, ResetNeededError
+from rlightning.errors import ConfigError, EnvError, ObservationError, ResetNeededError
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
 
@@ -115,7 +115,7 @@ class HostedGroup:
         env_ret = await self._in_thread("reset", self._group.reset)
         difference = mismatch(self._space, env_ret.observation, rows=self._rows)
         if difference is not None:
-            raise EnvError(f"env {self.env_id!r}: not in the declared space: {difference}")
+            raise ObservationError(f"env {self.env_id!r}: not in the declared space: {difference}")
         self._counter.cut(self._policy_version)
         self._counter.begin()
         env_ret.last_reward = np.zeros(self._rows, np.float32)

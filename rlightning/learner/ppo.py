@@ -295,13 +295,24 @@ class _Critic(nn.Module):
 
 
 def _observation(rows: TensorDictBase, key: str = "observation") -> Any:
-    """Returns observations as the networks take them: a tensor or a dict of tensors, [B, ...]."""
+    """Returns observations as the networks take them: tensors [B, ...], nested like the space."""
     value = rows.get(key)
-    return value.to_dict() if isinstance(value, TensorDictBase) else value
+    return _nested(value.to_dict()) if isinstance(value, TensorDictBase) else value
+
+
+def _nested(value: Any) -> Any:
+    """Returns a tuple for what `_tensors` made of one."""
+    if not isinstance(value, Mapping):
+        return value
+    parts = {name: _nested(part) for name, part in value.items()}
+    is_tuple = bool(parts) and all(name == f"[{i}]" for i, name in enumerate(parts))
+    return tuple(parts.values()) if is_tuple else parts
 
 
 def _tensors(value: Any, device: torch.device) -> Any:
     """Copies arrays to a device; the views a batch holds are read-only and may be unaligned."""
+    if isinstance(value, (tuple, list)):  # which a TensorDict does not hold
+        value = {f"[{i}]": part for i, part in enumerate(value)}
     if isinstance(value, Mapping):
         return {key: _tensors(leaf, device) for key, leaf in value.items()}
     return torch.tensor(value, device=device)

@@ -18,6 +18,7 @@ from rlightning.errors import (
     NotFoundError,
     PolicyError,
     PreconditionError,
+    RLightningError,
     UnavailableError,
 )
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
@@ -27,7 +28,13 @@ from rlightning.policy.inference import Inference, Part
 from rlightning.policy.layout import InputLayout
 from rlightning.policy.pending import Pending
 from rlightning.policy.weight_store import Weights, WeightStore
-from rlightning.policy.weights import check_weights, load_weights, parse_weights, policy_weights
+from rlightning.policy.weights import (
+    check_numbers,
+    check_weights,
+    load_weights,
+    parse_weights,
+    policy_weights,
+)
 from rlightning.rpc.spec import check_spec
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
 from rlightning.utils.config import PolicyConfig
@@ -185,8 +192,8 @@ class PolicyHost:
 
         Raises:
             PreconditionError: The version is not above the one in use.
-            InvalidRequestError: They are no safetensors file, or do not fit the network; the old
-                ones stay in use.
+            InvalidRequestError: They are no safetensors file, do not fit the network, or hold NaN;
+                the old ones stay in use.
             PolicyError: They cannot be written to the state directory.
         """
         # A publisher that goes away must not leave the swap half done.
@@ -257,6 +264,7 @@ class PolicyHost:
         tensors = parse_weights(weights.data)
         if runner is not None:
             check_weights(policy_weights(self._policy), tensors)
+        check_numbers(tensors)
         device = self._policy.device
         return {name: tensor.to(device) for name, tensor in tensors.items()}
 
@@ -268,7 +276,16 @@ class PolicyHost:
         weights = self._weights
 
         def make() -> None:
-            self._policy.init_eval(env_meta=meta)
+            try:
+                self._policy.init_eval(env_meta=meta)
+            except RLightningError:
+                raise
+            except Exception as error:
+                name = type(self._policy).__name__
+                _LOG.exception("%s.init_eval failed", name)
+                raise PolicyError(
+                    f"{name}.init_eval failed: {type(error).__name__}: {error}"
+                ) from error
             if weights is not None:
                 runner.load(parse_weights(weights.data), weights.version)
 
@@ -278,7 +295,8 @@ class PolicyHost:
             assert weights is not None
             raise PreconditionError(f"version {weights.version}: {error}") from error
         if all(leaf.dtype is not None for leaf in layout.leaves):
-            await self.batcher.run(lambda: runner.warm_up(meta.num_envs or 1))
+            rows = min(meta.num_envs or 1, self._config.max_batch_rows)
+            await self.batcher.run(lambda: runner.warm_up(rows))
         return runner
 
 

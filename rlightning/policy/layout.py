@@ -163,7 +163,10 @@ def _count_rows(leaf: Leaf, value: Any) -> int | None:
     """Returns the length of the leading dimension; None if there is none."""
     if leaf.dtype is None:
         return len(value) if isinstance(value, (tuple, list)) else None
-    shape = np.shape(value)
+    try:
+        shape = np.shape(value)
+    except ValueError:  # `_check` says what it is
+        return None
     return int(shape[0]) if len(shape) > len(leaf.shape) else None
 
 
@@ -180,7 +183,12 @@ def _check(leaf: Leaf, value: Any, rows: int | None) -> Any:
     if isinstance(value, Tensor):
         fits = value.dtype == torch_dtype(leaf.dtype)
     else:
-        value = np.asarray(value)
+        try:
+            value = np.asarray(value)
+        except ValueError:  # nested lists of different lengths
+            raise InvalidRequestError(
+                f"{leaf.name}: expected an array, got {_show(value)}"
+            ) from None
         fits = value.dtype == leaf.dtype
     shape = leaf.shape if rows is None else (rows, *leaf.shape)
     if not fits or value.shape != shape:
@@ -196,7 +204,12 @@ def _flag(leaf: Leaf, value: Any, rows: int) -> Any:
     if type(value) is np.ndarray and value.dtype == leaf.dtype and value.shape == (rows,):
         return value
     if not isinstance(value, Tensor):
-        value = np.asarray(value, leaf.dtype)
+        try:
+            value = np.asarray(value, leaf.dtype)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidRequestError(
+                f"{leaf.name}: expected {leaf.dtype}[{rows}], got {_show(value)}"
+            ) from None
     if value.shape == ():
         return np.full(rows, value, leaf.dtype)
     if value.shape != (rows,):

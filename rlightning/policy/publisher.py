@@ -33,6 +33,7 @@ class WeightPublisher:
         self._watch_s = watch_s
         self._latest: tuple[int, bytes] | None = None
         self._acked = 0
+        self._reached = True  # so that an outage is reported once
         self._changed = asyncio.Event()
         self._acks = asyncio.Condition()
         self._failure: RemoteError | None = None
@@ -93,9 +94,12 @@ class WeightPublisher:
             version, data = self._latest
             try:
                 await self._bring_up_to(version, data)
+                self._reached = True
             except (UnavailableError, DeadlineExceededError) as error:
                 # It may be restarting; who waits in `publish` has a deadline of its own.
-                _LOG.warning("version %d of the weights is not published yet: %s", version, error)
+                level = logging.WARNING if self._reached else logging.DEBUG
+                _LOG.log(level, "version %d of the weights has to wait: %s", version, error)
+                self._reached = False
                 self._changed.set()
             except RemoteError as error:
                 _LOG.error("version %d of the weights was refused: %s", version, error)

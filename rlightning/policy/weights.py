@@ -78,6 +78,17 @@ def check_weights(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> 
         )
 
 
+def check_numbers(weights: Mapping[str, Tensor]) -> None:
+    """Checks that nothing is NaN, as the weights of a learner that diverged are.
+
+    Raises:
+        InvalidRequestError: Something is; the message names the first.
+    """
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and tensor.itemsize > 1 and bool(tensor.isnan().any()):
+            raise InvalidRequestError(f"weights that are no numbers (NaN): {name}")
+
+
 def load_weights(policy: BasePolicy, weights: Mapping[str, Tensor]) -> None:
     """Puts weights into a policy, all or none.
 

@@ -132,6 +132,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self._welcome_timeout_s = welcome_timeout_s
         self._start_call = channel.stream_stream(method)
         self._limits = Limits(max_bytes=channel.rpc.max_message_bytes)
+        self._pauses_ms = channel.rpc.reconnect_initial_ms, channel.rpc.reconnect_max_ms
         self._token = ""
         self._stream: _Stream | None = None
         self._task: asyncio.Task[None] | None = None
@@ -163,10 +164,13 @@ class SessionClient(Generic[RequestT, ResponseT]):
         """
         self._task = asyncio.create_task(self._run())
         welcomed = asyncio.create_task(self._welcomed.wait())
-        await asyncio.wait({welcomed, self._task}, timeout=timeout_s, return_when="FIRST_COMPLETED")
-        if welcomed.done() and self.failure is None:
+        waiting = {welcomed, self._task}
+        try:
+            await asyncio.wait(waiting, timeout=timeout_s, return_when="FIRST_COMPLETED")
+        finally:
+            welcomed.cancel()
+        if self._welcomed.is_set() and self.failure is None:
             return
-        welcomed.cancel()
         last = self._last_error
         await self.close()
         if self.failure is not None:
@@ -235,8 +239,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
 
     async def _run(self) -> None:
         """Connects again and again, until closed or refused."""
-        rpc = self._channel.rpc
-        pause_ms = float(rpc.reconnect_initial_ms)
+        pause_ms = float(self._pauses_ms[0])
         while True:
             welcomes = self.epoch
             try:
@@ -253,9 +256,9 @@ class SessionClient(Generic[RequestT, ResponseT]):
                 self._fail(RemoteError(f"{type(error).__name__}: {error}", peer=self.peer))
                 return
             if self.epoch != welcomes:
-                pause_ms = float(rpc.reconnect_initial_ms)
+                pause_ms = float(self._pauses_ms[0])
             await asyncio.sleep(pause_ms / 1000)
-            pause_ms = min(pause_ms * 2, rpc.reconnect_max_ms)
+            pause_ms = min(pause_ms * 2, self._pauses_ms[1])
 
     def _fail(self, error: RemoteError) -> None:
         logger.warning("%s: the session of %s ended: %s", self._method, self.client_id, error)
@@ -308,6 +311,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
                 # Closing does not wake a write that still waits for the connection.
                 read.cancel()
                 await asyncio.wait({read})
+            if not read.cancelled():
+                read.exception()  # or asyncio complains of what a close made nobody wait for
         if reader is None or reader.message.WhichOneof("body") != "welcome":
             raise InvalidRequestError(
                 "the server did not answer hello with welcome", peer=self.peer
@@ -327,6 +332,9 @@ class SessionClient(Generic[RequestT, ResponseT]):
         stream.cap = min(welcome.max_message_bytes or stream.cap, stream.cap)
         stream.heartbeat_s = max(0.01, welcome.heartbeat_ms / 1000)
         stream.lease_s = max(2 * stream.heartbeat_s, welcome.lease_ms / 1000)
+        initial_ms, max_ms = self._pauses_ms
+        initial_ms = max(1, welcome.reconnect_initial_ms or initial_ms)
+        self._pauses_ms = initial_ms, max(initial_ms, welcome.reconnect_max_ms or max_ms)
         stream.same_clock = bool(welcome.boot_id) and welcome.boot_id == boot_id()
         self._stream = stream
 

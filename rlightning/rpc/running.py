@@ -21,6 +21,7 @@ from rlightning.rpc.auth import (
     refusal,
     server_credentials,
 )
+from rlightning.rpc.binding import check_bindable
 from rlightning.rpc.handlers import Handler, ServerInterceptor
 from rlightning.rpc.health import SERVICE_NAME as HEALTH
 from rlightning.rpc.health import Health
@@ -107,6 +108,7 @@ class RunningServer:
         Raises:
             ConfigError: As `serve`.
         """
+        await check_bindable(listen.address)
         check_listener(listen)
         credentials = server_credentials(listen)
         interceptors: list[Any] = [
@@ -136,10 +138,7 @@ class RunningServer:
                 port = server.add_secure_port(listen.address, credentials)
         except (RuntimeError, ValueError) as error:
             await server.stop(None)
-            raise ConfigError(
-                f"cannot listen on {listen.address}: is the port in use, and is the address one of "
-                "this machine?"
-            ) from error
+            raise ConfigError(f"cannot listen on {listen.address}: {error}") from error
         await server.start()
         self._servers.append(server)
         host = listen.address.rpartition(":")[0]

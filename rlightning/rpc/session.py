@@ -244,6 +244,8 @@ class _Conversation:
         welcome.heartbeat_ms = int(rpc.heartbeat_s * 1000)
         welcome.lease_ms = int(rpc.lease_s * 1000)
         welcome.resume_window_ms = int(rpc.resume_window_s * 1000)
+        welcome.reconnect_initial_ms = rpc.reconnect_initial_ms
+        welcome.reconnect_max_ms = rpc.reconnect_max_ms
         welcome.library_version = LIBRARY_VERSION
         welcome.protocol_version = PROTOCOL_VERSION
         welcome.boot_id = boot_id()

@@ -45,6 +45,7 @@ _TO_STATUS: tuple[tuple[type[errors.RLightningError], grpc.StatusCode, str], ...
     (errors.ConfigError, Code.FAILED_PRECONDITION, "CONFIG"),
     (errors.CodecError, Code.INVALID_ARGUMENT, "CODEC"),
     (errors.ResetNeededError, Code.FAILED_PRECONDITION, "RESET_NEEDED"),
+    (errors.ObservationError, Code.INTERNAL, "OBSERVATION"),
     (errors.EnvError, Code.INTERNAL, "ENV"),
     (errors.BatcherOverloadedError, Code.RESOURCE_EXHAUSTED, "OVERLOADED"),
     (errors.PolicyError, Code.INTERNAL, "POLICY"),

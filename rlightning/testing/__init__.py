@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlightning.testing.failpoints import FailpointError, armed, failpoint
+from rlightning.testing.fakes import FakeBuffer, FakeEnv, FakePolicy
 from rlightning.testing.ports import free_address
 from rlightning.testing.processes import ServerProcess
 from rlightning.testing.proxy import FaultProxy
@@ -10,6 +11,9 @@ from rlightning.testing.waiting import assert_eventually, wait_until
 
 __all__ = [
     "FailpointError",
+    "FakeBuffer",
+    "FakeEnv",
+    "FakePolicy",
     "FaultProxy",
     "ServerProcess",
     "armed",

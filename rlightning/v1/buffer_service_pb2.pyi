@@ -253,8 +253,10 @@ class CheckpointResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class BufferServiceDescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    def __init__(self, table: _Optional[str] = ...) -> None: ...
 
 class BufferServiceDescribeResponse(_message.Message):
     __slots__ = ("library_version", "storage_id", "tables", "stats")

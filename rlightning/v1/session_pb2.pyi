@@ -33,7 +33,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., library_version: _Optional[str] = ..., client_id: _Optional[str] = ..., resume_token: _Optional[str] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("session_id", "resume_token", "epoch", "resumed", "max_message_bytes", "heartbeat_ms", "lease_ms", "resume_window_ms", "library_version", "boot_id", "protocol_version", "spec")
+    __slots__ = ("session_id", "resume_token", "epoch", "resumed", "max_message_bytes", "heartbeat_ms", "lease_ms", "resume_window_ms", "library_version", "boot_id", "protocol_version", "spec", "reconnect_initial_ms", "reconnect_max_ms")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,8 @@ class Welcome(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    RECONNECT_INITIAL_MS_FIELD_NUMBER: _ClassVar[int]
+    RECONNECT_MAX_MS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     resume_token: str
     epoch: int
@@ -58,7 +60,9 @@ class Welcome(_message.Message):
     boot_id: str
     protocol_version: int
     spec: _space_pb2.EnvMeta
-    def __init__(self, session_id: _Optional[str] = ..., resume_token: _Optional[str] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., resume_window_ms: _Optional[int] = ..., library_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ...) -> None: ...
+    reconnect_initial_ms: int
+    reconnect_max_ms: int
+    def __init__(self, session_id: _Optional[str] = ..., resume_token: _Optional[str] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., resume_window_ms: _Optional[int] = ..., library_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ..., reconnect_initial_ms: _Optional[int] = ..., reconnect_max_ms: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("state", "busy_since_ns")

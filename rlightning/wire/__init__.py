@@ -24,13 +24,7 @@ from rlightning.wire.policy_response import (
     fill_policy_response,
     read_policy_response,
 )
-from rlightning.wire.space import (
-    decode_space,
-    encode_space,
-    fill_space,
-    read_space,
-    space_bytes,
-)
+from rlightning.wire.space import decode_space, encode_space, fill_space, read_space
 from rlightning.wire.tensor import fill_tensor, read_tensor
 from rlightning.wire.value import decode_value, encode_value, fill_value, read_value
 
@@ -68,6 +62,5 @@ __all__ = [
     "read_space",
     "read_tensor",
     "read_value",
-    "space_bytes",
     "split_batch",
 ]

@@ -21,6 +21,9 @@ def bound_to_send(
     bound: npt.NDArray[Any], bounded: npt.NDArray[np.bool_], infinity: float
 ) -> npt.NDArray[Any]:
     """Returns what is sent for one bound: an infinite one of integers as a float."""
+    if bound.size > 1 and not any(bound.strides) and not any(bounded.strides):
+        origin = (0,) * bound.ndim  # one element stands for all, see `read_space`
+        bound, bounded = np.asarray(bound[origin]), np.asarray(bounded[origin])
     if bound.dtype.kind == "i" and not bounded.all():
         exact = (bound >= -_EXACT) & (bound <= _EXACT)
         if not (exact | ~bounded).all():
@@ -42,7 +45,7 @@ def read_bound(
     infinity: float,
     r: Reader[Any],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Returns a bound in full, and which elements of it are finite."""
+    """Returns a bound, and which elements of it are finite; as they came, or in full."""
     try:
         sent = read_tensor(pb, r)
         if sent.shape not in (shape, ()):
@@ -59,7 +62,7 @@ def read_bound(
     except CodecError as error:
         under(error, name)
         raise
-    return np.full(shape, values, dtype), np.full(shape, bounded)
+    return np.asarray(values, dtype), np.asarray(bounded)
 
 
 def _integers(

@@ -71,8 +71,9 @@ def read_env_meta(pb: space_pb2.EnvMeta, r: Reader[Any]) -> EnvMeta:
     """
     meta = EnvMeta(env_id=pb.env_id or None)
     if pb.HasField("num_envs"):
-        if pb.num_envs < 1:
-            raise under(CodecError(f"expected at least 1, got {pb.num_envs}"), "num_envs")
+        if not 1 <= pb.num_envs <= r.limits.max_rows:
+            expected = f"expected 1 to {r.limits.max_rows}, got {pb.num_envs}"
+            raise under(CodecError(expected), "num_envs")
         meta.num_envs = pb.num_envs
     for name in ("action_space", "observation_space"):
         try:

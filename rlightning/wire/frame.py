@@ -37,6 +37,8 @@ class Limits:
     """Levels of nesting of a value or a space; one that holds nothing has one. At most 32."""
     max_leaves: int = 10_000
     """Values in all nestings of the message together, containers included."""
+    max_rows: int = 2**20
+    """Rows that an env may declare; who stores them keeps some numbers for each from then on."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_depth <= 32:  # deeper maps would pass protobuf's own limit
@@ -189,6 +191,11 @@ class Reader(_Budget, Generic[_MessageT]):
         except DecodeError as error:
             name = message_type.DESCRIPTOR.name
             raise CodecError(f"no valid {name}: {error}") from error
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the encoded message."""
+        return len(self._data)
 
     def resolve(self, data: bytes) -> tuple[int, int] | None:
         """Returns (offset, length) of what `Tensor.data` stands for; None if it is itself."""

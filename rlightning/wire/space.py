@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,11 @@ from rlightning.wire.splice import Buffer
 from rlightning.wire.tensor import check_shape, code_of, dtype_of, fill_tensor, read_tensor
 
 Space = gym.Space[Any]
+
+# A box of more elements than this, with one bound for all of them, keeps that one alone.
+_BROADCAST_ELEMENTS = 1024
+# What gymnasium keeps for each character of a text space, in two tables of Python objects.
+_CHARACTER_BYTES = 256
 
 # What gymnasium raises for arguments that make no space.
 _INVALID = (TypeError, ValueError, AssertionError, OverflowError, gym.error.Error)
@@ -71,37 +77,6 @@ def read_space(pb: space_pb2.Space, r: Reader[Any]) -> Space:
         CodecError: The message makes no space or passes a limit; the path says where.
     """
     return _read(pb, r, r.limits.max_depth)
-
-
-def space_bytes(space: Space) -> int | None:
-    """Returns how many bytes one value of a space takes at most, without names and envelope.
-
-    Args:
-        space: Any space of gymnasium.
-
-    Returns:
-        Its `max_bytes` attribute if it has one, else what its shape and dtype say; None if there is
-        no bound.
-    """
-    declared = getattr(space, "max_bytes", 0)
-    if declared:
-        return int(declared)
-    if isinstance(space, spaces.Text):
-        return 4 * int(space.max_length)
-    inner: Sequence[Space] | None = None
-    if isinstance(space, spaces.Dict):
-        inner = tuple(space.spaces.values())
-    elif isinstance(space, (spaces.Tuple, spaces.OneOf)):
-        inner = space.spaces
-    if inner is not None:
-        sizes = [space_bytes(item) for item in inner]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
-    if space.shape is None or space.dtype is None:
-        return None
-    count = 1
-    for axis in space.shape:
-        count *= int(axis)
-    return count * space.dtype.itemsize
 
 
 # Writing.
@@ -258,11 +233,19 @@ def _read_box(pb: space_pb2.BoxSpace, r: Reader[Any], levels: int) -> Space:
     shape = _take_shape(pb.shape, dtype.itemsize, r)
     low, below = read_bound(pb.low, "low", dtype, shape, -np.inf, r)
     high, above = read_bound(pb.high, "high", dtype, shape, np.inf, r)
-    box: spaces.Box[Any] = spaces.Box(low, high, shape, dtype.type)
+    # A few bytes may declare a box as large as a message: gymnasium would keep four arrays of it.
+    small = low.ndim == high.ndim == 0 and math.prod(shape) > _BROADCAST_ELEMENTS
+    full = (1,) * len(shape) if small else shape
+    low, high, below, above = (np.full(full, part) for part in (low, high, below, above))
+    box: spaces.Box[Any] = spaces.Box(low, high, full, dtype.type)
     if dtype.kind == "i":
         # Given the integers that stand for infinity, the constructor takes them for bounds.
         box.bounded_below = below
         box.bounded_above = above
+    if small:
+        box._shape = shape
+        for name in ("low", "high", "bounded_below", "bounded_above"):
+            setattr(box, name, np.broadcast_to(getattr(box, name), shape))
     return box
 
 
@@ -307,6 +290,7 @@ def _read_multi_discrete(pb: space_pb2.MultiDiscreteSpace, r: Reader[Any], level
 
 
 def _read_text(pb: space_pb2.TextSpace, r: Reader[Any], levels: int) -> Space:
+    r.take_bytes(_CHARACTER_BYTES * len(pb.charset))
     if len(set(pb.charset)) != len(pb.charset):
         raise CodecError("a character comes twice in the charset")
     return spaces.Text(pb.max_length, min_length=pb.min_length, charset=pb.charset)

@@ -13,6 +13,7 @@ from typing import Any
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.pipeline import Item
 from rlightning.errors import (
+    AlreadyExistsError,
     CodecError,
     InvalidRequestError,
     InvalidRowError,
@@ -24,7 +25,6 @@ from rlightning.errors import (
 from rlightning.latency import LatencyStats
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
-from rlightning.types import EnvMeta
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.v1.session_pb2 import ErrorStatus
 from rlightning.wire import Reader, read_env_ret, read_policy_response
@@ -35,6 +35,7 @@ DEFAULT_TABLE = "default"
 
 # A client that keeps to a window never has so many unacked; one that does not is read no further.
 _MAX_WAITING = 64
+_MAX_WAITING_BYTES = 64 * 2**20
 # An ack costs as much as an insert of small rows, so one stands for several: at once for this many,
 # and after this long for less.
 _ACK_EVERY = 4
@@ -52,12 +53,14 @@ class _Message:
         items: What it brings.
         refusal: Why it cannot be stored; None while it may be.
         since_ns: When it came, by the monotonic clock.
+        nbytes: Its encoded size.
     """
 
     table: BufferTable
     items: list[Item]
     refusal: RLightningError | None
     since_ns: int
+    nbytes: int
 
 
 @dataclass
@@ -66,7 +69,7 @@ class Writer:
 
     Attributes:
         writer_id: Its id.
-        meta: The env whose rows it writes.
+        env_id: Id of the env whose rows it writes.
         next_seq: Number of the next message to be stored; 0 if whatever comes first is taken.
         session: The session that it writes in; None after it.
         waiting: Messages that came and are not stored, in order.
@@ -79,7 +82,7 @@ class Writer:
     """
 
     writer_id: str
-    meta: EnvMeta
+    env_id: str
     next_seq: int = 1
     session: Session | None = None
     waiting: deque[_Message] = field(default_factory=deque)
@@ -89,11 +92,6 @@ class Writer:
     alarm: asyncio.TimerHandle | None = None
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def env_id(self) -> str:
-        """Id of the env."""
-        return self.meta.env_id or ""
 
 
 @dataclass
@@ -142,7 +140,8 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             raise InvalidRequestError("hello needs a spec with the id of the env that is written")
         if not 1 <= len(hello.writer_id) <= 128:
             raise InvalidRequestError("hello needs a writer_id of at most 128 characters")
-        writer = self._writer_of(hello, meta)
+        self._refuse_rival(hello.writer_id, meta.env_id, session)
+        writer = self._writer_of(hello, meta.env_id)
         self._stop(writer)
         # Another writer's pending rows of this env are not joined to what this one brings.
         self._tables[DEFAULT_TABLE].open_writer(meta, writer.writer_id)
@@ -154,10 +153,22 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         response.welcome.next_seq = writer.next_seq
         return response
 
-    def _writer_of(self, hello: pb.InsertHello, meta: EnvMeta) -> Writer:
+    def _refuse_rival(self, writer_id: str, env_id: str, session: Session) -> None:
+        """Refuses to mix the rows of two clients that are both here."""
+        producer = self._tables[DEFAULT_TABLE].producers.get(env_id)
+        names = {writer_id} if producer is None else {writer_id, producer.writer_id}
+        for writer in filter(None, map(self._writers.get, names)):
+            rival = writer.session
+            if rival is not None and rival is not session and rival.owner is not None:
+                raise AlreadyExistsError(
+                    f"client {rival.client_id} at {rival.peer} writes the rows of env "
+                    f"{writer.env_id!r}; give each env server an env.name of its own"
+                )
+
+    def _writer_of(self, hello: pb.InsertHello, env_id: str) -> Writer:
         writer = self._writers.get(hello.writer_id)
         if writer is None:
-            writer = self._writers[hello.writer_id] = Writer(hello.writer_id, meta)
+            writer = self._writers[hello.writer_id] = Writer(hello.writer_id, env_id)
             self._forget_writers()
             if hello.storage_id:
                 # It has written before, to a storage that is gone, or it was forgotten since: the
@@ -166,14 +177,13 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                 self.counts.writers_rebased_total += 1
                 _LOG.warning(
                     "what writer %s of env %s wrote before, to storage %s, is not here",
-                    *(hello.writer_id, meta.env_id, hello.storage_id),
+                    *(hello.writer_id, env_id, hello.storage_id),
                 )
-        elif writer.env_id != meta.env_id:
+        elif writer.env_id != env_id:
             raise PreconditionError(
-                f"writer {hello.writer_id} is that of env {writer.env_id!r}, not {meta.env_id!r}"
+                f"writer {hello.writer_id} is that of env {writer.env_id!r}, not {env_id!r}"
             )
         self._writers.move_to_end(hello.writer_id)
-        writer.meta = meta
         return writer
 
     def _forget_writers(self) -> None:
@@ -235,7 +245,10 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         self._note_waiting(writer)
         if len(writer.waiting) == 1:
             self._start(writer, self._store_waiting(writer))
-        while len(writer.waiting) >= _MAX_WAITING:
+        while len(writer.waiting) >= _MAX_WAITING or (
+            len(writer.waiting) > 1
+            and sum(message.nbytes for message in writer.waiting) >= _MAX_WAITING_BYTES
+        ):
             writer.moved.clear()
             await writer.moved.wait()
 
@@ -252,7 +265,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
 
     def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], received_ns: int) -> _Message:
         name = reader.message.insert.table or DEFAULT_TABLE
-        message = _Message(self._tables[DEFAULT_TABLE], [], None, received_ns)
+        message = _Message(self._tables[DEFAULT_TABLE], [], None, received_ns, reader.nbytes)
         try:
             if name not in self._tables:
                 raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")

@@ -34,7 +34,7 @@ class _Sent:
     data: bytes = b""
 
 
-@dataclass
+@dataclass(eq=False)
 class Learner:
     """One session of a learner.
 
@@ -46,6 +46,8 @@ class Learner:
         last_id: Number of the last batch.
         unacked: Batches that leave the buffer with their ack, by number.
         sending: Sends batches; None before the first credit of a stream.
+        present: Whether it has a stream.
+        patience: Runs while it has none and its batches are kept for it alone.
     """
 
     table: BufferTable
@@ -55,6 +57,8 @@ class Learner:
     last_id: int = 0
     unacked: dict[int, _Sent] = field(default_factory=dict)
     sending: asyncio.Task[None] | None = None
+    present: bool = True
+    patience: asyncio.TimerHandle | None = None
 
 
 class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
@@ -64,6 +68,8 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         tables: The tables by name.
         storage_id: Identifies what is stored.
         producer_timeout_s: How often a learner is told of a silent producer, in seconds.
+        lease_s: For how long the batches of a learner that is away are kept from others that ask,
+            in seconds.
 
     Attributes:
         batches_total: Batches sent.
@@ -74,13 +80,19 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
     response_type = pb.SampleResponse
 
     def __init__(
-        self, tables: Mapping[str, BufferTable], storage_id: str, producer_timeout_s: float
+        self,
+        tables: Mapping[str, BufferTable],
+        storage_id: str,
+        producer_timeout_s: float,
+        lease_s: float,
     ) -> None:
         self.batches_total = 0
         self.latency = LatencyStats()
         self._tables = tables
         self._storage_id = storage_id
         self._producer_timeout_s = producer_timeout_s
+        self._lease_s = lease_s
+        self._learners: list[Learner] = []
 
     async def on_open(
         self, session: Session, reader: Reader[pb.SampleRequest]
@@ -89,6 +101,13 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         hello = reader.message.hello
         if not isinstance(session.state, Learner):
             session.state = self._learner(hello)
+            self._learners.append(session.state)
+        learner: Learner = session.state
+        learner.present = True
+        if learner.patience is not None:
+            learner.patience.cancel()
+            learner.patience = None
+        self._reclaim(learner.table)
         response = pb.SampleResponse()
         response.welcome.storage_id = self._storage_id
         return response
@@ -118,10 +137,28 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             await asyncio.wait({learner.sending})
             learner.sending = None
         learner.credits = 0
-        if not resumable:
-            for sent in reversed(learner.unacked.values()):
-                learner.table.give_back(sent.taken)
-            learner.unacked.clear()
+        learner.present = False
+        if resumable:
+            loop = asyncio.get_running_loop()
+            learner.patience = loop.call_later(self._lease_s, self._lose_patience, learner)
+        else:
+            self._learners.remove(learner)
+            _give_back(learner)
+
+    def _lose_patience(self, learner: Learner) -> None:
+        learner.patience = None
+        self._reclaim(learner.table)
+
+    def _reclaim(self, table: BufferTable) -> None:
+        """Takes the batches of learners that are away too long, if another one is there for them.
+
+        A learner that was killed would else keep the next one waiting for its resume window.
+        """
+        learners = [learner for learner in self._learners if learner.table is table]
+        if any(learner.present for learner in learners):
+            for learner in learners:
+                if not learner.present and learner.patience is None:
+                    _give_back(learner)
 
     async def on_message(self, session: Session, reader: Reader[pb.SampleRequest]) -> None:
         """Takes credits and acks."""
@@ -191,6 +228,12 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             if not await session.send(response):
                 return  # the stream is over; what was not acked is sent again on the next one
         self.latency.record("send", time.perf_counter() - begun)
+
+
+def _give_back(learner: Learner) -> None:
+    for sent in reversed(learner.unacked.values()):
+        learner.table.give_back(sent.taken)
+    learner.unacked.clear()
 
 
 def _encode(batch_id: int, taken: Taken) -> bytes:

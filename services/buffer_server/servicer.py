@@ -50,7 +50,10 @@ class BufferService:
         self._tables = {DEFAULT_TABLE: BufferTable(DEFAULT_TABLE, config.buffer)}
         self._insert = InsertHandler(self._tables, self._storage_id)
         self._sample = SampleHandler(
-            self._tables, self._storage_id, config.buffer.producer_timeout_s
+            self._tables,
+            self._storage_id,
+            producer_timeout_s=config.buffer.producer_timeout_s,
+            lease_s=rpc.lease_s,
         )
         self._writers = SessionRegistry(rpc, f"/{SERVICE}/Insert")
         self._learners = SessionRegistry(rpc, f"/{SERVICE}/Sample")
@@ -108,7 +111,8 @@ class BufferService:
         response = pb.BufferServiceDescribeResponse(
             library_version=LIBRARY_VERSION, storage_id=self._storage_id
         )
-        for table in self._tables.values():
+        tables = [self._table(request.table)] if request.table else self._tables.values()
+        for table in tables:
             response.tables.add(
                 name=table.name,
                 size=table.buffer.size(),

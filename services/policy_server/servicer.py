@@ -69,6 +69,7 @@ class PolicyService:
         self._hosting = asyncio.Event()
         self._registry = SessionRegistry(self._rpc, f"/{SERVICE}/Act")
         self._acting = ActHandler(self._rpc)
+        self._uploaded = 0  # bytes of all the weights that are coming in
 
     def handlers(self) -> Mapping[str, Handler]:
         """Returns the handlers of all methods."""
@@ -131,14 +132,24 @@ class PolicyService:
         digest = hashlib.sha256()
         parts: list[bytes] = []
         received = 0
-        async for request in requests:
-            received += len(request.chunk)
-            if request.WhichOneof("body") != "chunk" or received > header.total_bytes:
-                raise InvalidRequestError(
-                    f"expected chunks of {header.total_bytes} bytes in all, as announced"
-                )
-            parts.append(request.chunk)
-            await asyncio.to_thread(digest.update, parts[-1])
+        try:
+            async for request in requests:
+                received += len(request.chunk)
+                self._uploaded += len(request.chunk)
+                if request.WhichOneof("body") != "chunk" or received > header.total_bytes:
+                    raise InvalidRequestError(
+                        f"expected chunks of {header.total_bytes} bytes in all, as announced"
+                    )
+                if self._uploaded > cap:
+                    raise ResourceExhaustedError(
+                        "the weights of several learners come at once: more than "
+                        f"policy.max_weights_bytes of the server, {cap}",
+                        reason="WEIGHTS_TOO_LARGE",
+                    )
+                parts.append(request.chunk)
+                await asyncio.to_thread(digest.update, parts[-1])
+        finally:
+            self._uploaded -= received
         if received != header.total_bytes or digest.digest() != header.sha256:
             raise InvalidRequestError(
                 f"{received} of {header.total_bytes} bytes came, with SHA-256 "

@@ -33,9 +33,6 @@ def test_every_package_is_in_the_wheel() -> None:
         ".".join(("rlightning", *p.parent.relative_to(ROOT).parts))
         for p in (ROOT / "services").rglob("__init__.py")
     }
-    there |= {
-        ".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "rlightning").rglob("*.tmpl")
-    }
     assert listed == there
 
 
@@ -90,3 +87,22 @@ def test_documents_name_files_that_exist() -> None:
         if not (doc.parent / target).exists()
     ]
     assert not missing
+
+
+def test_make_knows_every_target_that_is_named() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    rules = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    (phony,) = re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
+    assert set(phony.replace("\\\n", " ").split()) == rules
+    for doc in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        named = set(re.findall(r"`make ([a-z][a-z -]*)`", doc.read_text()))
+        assert set(" ".join(named).split()) <= rules, doc
+
+
+def test_the_readme_calls_what_there_is() -> None:
+    from rlightning.cluster import local_cluster
+
+    calls = re.findall(r"\bcluster\.(env|policy|buffer)\.(\w+)\(", (ROOT / "README.md").read_text())
+    assert len(calls) >= 3
+    for part, method in calls:
+        assert hasattr(getattr(local_cluster, f"Cluster{part.capitalize()}"), method), method

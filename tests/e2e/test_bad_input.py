@@ -54,21 +54,27 @@ def test_an_unreachable_peer(tmp_path):
     )
 
 
-def test_an_observation_outside_the_declared_space(tmp_path):
+@pytest.mark.parametrize("first", [0, 5], ids=["at reset", "later"])
+def test_an_observation_outside_the_declared_space(tmp_path, first):
     (tmp_path / "lying.py").write_text(
         "import gymnasium, numpy\n"
         "class Lying(gymnasium.Env):\n"
         "    observation_space = gymnasium.spaces.Box(0, 1, (3,), numpy.float32)\n"
         "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def observe(self):\n"
+        f"        return numpy.zeros(4 if self.steps >= {first} else 3, numpy.float32)\n"
         "    def reset(self, *, seed=None, options=None):\n"
-        "        return numpy.zeros(4, numpy.float32), {}\n"
+        "        self.steps = 0\n"
+        "        return self.observe(), {}\n"
         "    def step(self, action):\n"
-        "        return numpy.zeros(4, numpy.float32), 0.0, False, False, {}\n"
+        "        self.steps += 1\n"
+        "        return self.observe(), 0.0, False, False, {}\n"
         "gymnasium.register('Lying-v0', Lying)\n"
     )
     code, out, err = train(tmp_path, "env.task=lying:Lying-v0")
     assert code == 1
     assert err.startswith("error: env server: ")
+    assert "expected float32[3], got float32[4]" in err
     assert len(err.splitlines()) == 1
     assert "Traceback" not in out + err
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 def test_a_dead_service_ends_the_run(tmp_path):
     options = settings("train.target_return=null")
     with Command("train", CARTPOLE, *options, cwd=tmp_path) as command:
-        command.wait_for(r"version [3-9]")
+        command.wait_for(r"version ([3-9]|\d\d)")
         os.kill(command.services()["policy_server"], signal.SIGKILL)
         command.wait_for(r"the policy server was killed by SIGKILL", 2)
         assert command.wait(30) == 1

@@ -162,3 +162,32 @@ async def use(services: Services, tmp_path: Path) -> None:
             batch = await samples.next_batch(30)
             versions = set(batch.columns["policy_version"].flat)
         assert (await policy.describe()).policy_version == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "code", "line"),
+    [
+        ("policy", "policy.typo=1", 2, "unknown key 'policy.typo'; did you mean 'policy.type'?"),
+        ("buffer", "buffer.capacity=many", 2, "'buffer.capacity': expected a valid integer"),
+        ("env", "env.task=CartPoel-v1", 1, "gymnasium has no env 'CartPoel-v1'; did you mean"),
+        ("env", "services.policy.address=null", 1, "services.policy: no address to dial"),
+        ("policy", "policy.type=nowhere:X", 1, "policy.type 'nowhere:X' cannot be loaded"),
+        ("buffer", "services.buffer.listen=127.0.0.1:99999", 2, "a port of at most 65535"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    tmp_path: Path, name: str, setting: str, code: int, line: str
+) -> None:
+    upstream = "services: {policy: {address: '127.0.0.1:1'}, buffer: {address: '127.0.0.1:1'}}"
+    (tmp_path / "config.yaml").write_text(
+        CONFIG.partition("services:")[0] % "RolloutBuffer" + upstream
+    )
+    command = [sys.executable, "-m", f"rlightning.services.{name}_server"]
+    options = ["--config", str(tmp_path / "config.yaml"), "--set", setting]
+    done = subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code
+    errors = [each for each in done.stderr.splitlines() if " INFO " not in each]
+    assert len(errors) == 1, done.stderr
+    assert line in errors[0]

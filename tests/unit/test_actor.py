@@ -13,79 +13,24 @@ from rlightning.errors import (
     DeadlineExceededError,
     EnvError,
     InvalidRequestError,
+    ObservationError,
     PolicyError,
     PreconditionError,
     RemoteError,
     ResourceExhaustedError,
 )
-from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
-
-
-class Env:
-    """Counts; `fails` holds the numbers of the steps that raise."""
-
-    meta = EnvMeta("e", None, None, 1)
-
-    def __init__(self, fails=(), info=None):
-        self.fails, self.info = set(fails), info or {}
-        self.steps = self.resets = 0
-        self.executed = []
-
-    async def reset(self):
-        self.resets += 1
-        return EnvRet("e", np.array([-float(self.resets)]), ts_env_sent_ns=0)
-
-    async def step(self, response):
-        self.steps += 1
-        if self.steps in self.fails:
-            raise EnvError(f"step {self.steps} failed")
-        self.executed.append(float(response.action[0]))
-        return EnvRet("e", np.array([float(self.steps)]), info=dict(self.info), ts_env_sent_ns=0)
-
-
-class Policy:
-    """Answers with the observation; `errors` holds what the next calls raise."""
-
-    def __init__(self, errors=(), env_id="e"):
-        self.errors, self.env_id = list(errors), env_id
-        self.asked = []
-
-    async def act(self, env_ret, *, mode, purpose, reset_state=False):
-        self.asked.append((float(env_ret.observation[0]), mode, purpose, reset_state))
-        assert env_ret.ts_env_sent_ns > 0
-        await asyncio.sleep(0)
-        if self.errors and (error := self.errors.pop(0)) is not None:
-            raise error
-        return PolicyResponse(self.env_id, action=env_ret.observation, seq=len(self.asked))
-
-
-class Buffer:
-    """Keeps what it gets and stops the actor when it has enough."""
-
-    def __init__(self, control, enough):
-        self.control, self.enough = control, enough
-        self.items = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-
-    async def insert(self, env_ret, response, *, new_segment=False):
-        action = None if response is None else float(response.action[0])
-        self.items.append(
-            (float(env_ret.observation[0]), action, env_ret.answered_seq, new_segment)
-        )
-        self.last = env_ret
-        await self.gate.wait()
-        if len(self.items) == self.enough:
-            self.control.stop()
+from rlightning.testing import FakeBuffer, FakeEnv, FakePolicy
+from rlightning.types import Mode, Purpose
 
 
 async def run(env=None, policy=None, enough=3, **kwargs):
     control, stats = ActorControl(), ActorStats()
-    env, policy, buffer = env or Env(), policy or Policy(), Buffer(control, enough)
+    env, policy, buffer = env or FakeEnv(), policy or FakePolicy(), FakeBuffer(control, enough)
     await asyncio.wait_for(
         run_actor(env, policy, buffer, control=control, stats=stats, **kwargs), timeout=10
     )
     assert control.idle
+    assert policy.sent_ns > 0 or not policy.asked
     return env, policy, buffer, stats
 
 
@@ -120,7 +65,7 @@ async def test_each_observation_is_stored_with_its_own_answer_and_executed_once(
 
 async def test_evaluation_never_reaches_the_buffer():
     control = ActorControl()
-    env, policy, buffer = Env(), Policy(), Buffer(control, 1)
+    env, policy, buffer = FakeEnv(), FakePolicy(), FakeBuffer(control, 1)
 
     async def step(response, step=env.step):
         if env.steps == 5:
@@ -143,15 +88,15 @@ async def test_only_wanted_infos_go_on():
         "final_observation": np.zeros((1, 1)),
         "final_info": {"wanted": 2, "big": 3},
     }
-    *_, buffer, _ = await run(Env(info=info), enough=2, info_keys=("episode_info", "wanted"))
+    *_, buffer, _ = await run(FakeEnv(info=info), enough=2, info_keys=("episode_info", "wanted"))
     assert buffer.last.info.keys() == info.keys() - {"big"}
     assert buffer.last.info["final_info"] == {"wanted": 2}
-    *_, buffer, _ = await run(Env(info=info), enough=2, info_keys=())
+    *_, buffer, _ = await run(FakeEnv(info=info), enough=2, info_keys=())
     assert buffer.last.info.keys() == {"final_rows", "final_observation"}
 
 
 async def test_an_env_that_fails_is_reset_and_begins_a_segment():
-    env, policy, buffer, stats = await run(Env(fails=[2]), enough=4)
+    env, policy, buffer, stats = await run(FakeEnv(fails=[2]), enough=4)
     assert buffer.items[:4] == [
         (-1.0, -1.0, 0, False),
         (1.0, 1.0, 1, False),
@@ -165,11 +110,22 @@ async def test_an_env_that_fails_is_reset_and_begins_a_segment():
 
 async def test_an_env_that_fails_for_good_is_given_up():
     with pytest.raises(EnvError, match="step 10 failed"):
-        await run(Env(fails=range(1, 99)), enough=99)
+        await run(FakeEnv(fails=range(1, 99)), enough=99)
+
+
+async def test_an_observation_outside_its_space_is_no_matter_of_another_reset():
+    class Lying(FakeEnv):
+        async def step(self, response):
+            raise ObservationError("expected float32[3], got float32[4]")
+
+    env = Lying()
+    with pytest.raises(ObservationError):
+        await run(env)
+    assert env.resets == 1
 
 
 async def test_a_reset_that_fails_is_tried_again():
-    env = Env()
+    env = FakeEnv()
     reset, left = env.reset, [EnvError("stuck")] * 3
 
     async def flaky():
@@ -184,7 +140,7 @@ async def test_a_reset_that_fails_is_tried_again():
 
 async def test_a_lost_state_is_reset_and_begins_a_segment():
     lost = PreconditionError("gone", reason="STATE_LOST")
-    _, policy, buffer, stats = await run(policy=Policy([None, lost]))
+    _, policy, buffer, stats = await run(policy=FakePolicy([None, lost]))
     assert [(ask[0], ask[3]) for ask in policy.asked[:4]] == [
         (-1.0, False),
         (1.0, False),
@@ -205,7 +161,7 @@ async def test_a_lost_state_is_reset_and_begins_a_segment():
     ],
 )
 async def test_an_answer_that_is_an_error_is_asked_for_again(error, caplog):
-    _, policy, buffer, stats = await run(policy=Policy([None, error, error]))
+    _, policy, buffer, stats = await run(policy=FakePolicy([None, error, error]))
     assert [ask[0] for ask in policy.asked] == [-1.0, 1.0, 1.0, 1.0, 2.0]
     assert [item[0] for item in buffer.items] == [-1.0, 1.0, 2.0, 3.0]
     assert (stats.policy_errors, stats.segments, stats.last_error) == (2, 0, str(error))
@@ -223,28 +179,28 @@ async def test_an_answer_that_is_an_error_is_asked_for_again(error, caplog):
 )
 async def test_what_cannot_pass_ends_the_actor(error):
     with pytest.raises(type(error)):
-        await run(policy=Policy([None, error]))
+        await run(policy=FakePolicy([None, error]))
 
 
 async def test_a_policy_that_fails_for_good_is_given_up():
-    policy = Policy([PolicyError("raised")] * 99)
+    policy = FakePolicy([PolicyError("raised")] * 99)
     with pytest.raises(PolicyError):
         await run(policy=policy)
     assert len(policy.asked) == actor_module.MAX_ATTEMPTS
 
 
 async def test_an_answer_for_another_env_is_never_executed():
-    env = Env()
+    env = FakeEnv()
     with pytest.raises(PolicyError, match="'e' is for env 'other'"):
-        await run(env, Policy(env_id="other"))
+        await run(env, FakePolicy(env_id="other"))
     assert env.executed == []
 
 
 async def test_a_full_buffer_holds_the_env():
     control = ActorControl()
-    env, buffer = Env(), Buffer(control, 3)
+    env, buffer = FakeEnv(), FakeBuffer(control, 3)
     buffer.gate.clear()
-    task = asyncio.create_task(run_actor(env, Policy(), buffer, control=control))
+    task = asyncio.create_task(run_actor(env, FakePolicy(), buffer, control=control))
     for _ in range(20):
         await asyncio.sleep(0)
     assert (len(buffer.items), env.steps) == (1, 0)
@@ -254,7 +210,7 @@ async def test_a_full_buffer_holds_the_env():
 
 async def test_pause_and_resume():
     control = ActorControl(running=False)
-    env, policy, buffer = Env(), Policy(), Buffer(control, 6)
+    env, policy, buffer = FakeEnv(), FakePolicy(), FakeBuffer(control, 6)
     task = asyncio.create_task(run_actor(env, policy, buffer, control=control))
     for _ in range(10):
         await asyncio.sleep(0)
@@ -275,8 +231,8 @@ async def test_pause_and_resume():
 
 async def test_a_reset_can_be_asked_for():
     control = ActorControl()
-    env, buffer = Env(), Buffer(control, 99)
-    task = asyncio.create_task(run_actor(env, Policy(), buffer, control=control))
+    env, buffer = FakeEnv(), FakeBuffer(control, 99)
+    task = asyncio.create_task(run_actor(env, FakePolicy(), buffer, control=control))
     await until(lambda: len(buffer.items) >= 2)
     control.pause()
     await control.wait_idle(10)
@@ -294,7 +250,7 @@ async def test_a_reset_can_be_asked_for():
 
 async def test_stop_ends_a_paused_actor_and_one_that_waits():
     control = ActorControl(running=False)
-    task = asyncio.create_task(run_actor(Env(), Policy(), None, control=control))
+    task = asyncio.create_task(run_actor(FakeEnv(), FakePolicy(), None, control=control))
     await asyncio.sleep(0)
     control.stop()
     control.pause()  # comes too late
@@ -307,9 +263,9 @@ async def test_stop_ends_a_paused_actor_and_one_that_waits():
         control.stop()
         raise PolicyError("busy")
 
-    policy = Policy()
+    policy = FakePolicy()
     policy.act = act
-    await asyncio.wait_for(run_actor(Env(), policy, None, control=control), 10)
+    await asyncio.wait_for(run_actor(FakeEnv(), policy, None, control=control), 10)
 
 
 async def test_waiting_for_idle_actors_is_bounded():

@@ -158,3 +158,18 @@ def test_keys_without_effect_are_named_when_they_are_set():
         "policy.weight_buffer",
         "cluster",
     }
+
+
+def test_keys_for_classes_of_the_users_own_have_no_effect_on_ours():
+    keys = {"optim_cfg": {"eps": 1e-5}, "policy_kwargs": {"a": 1}}
+    env = make_env().to_dict() | {"init_params": {"robot": "arm"}}
+    ours = MainConfig.from_dict({"env": env, "policy": keys})
+    assert set(keys_without_effect(ours)) == {
+        "env.0.init_params",
+        "policy.optim_cfg",
+        "policy.policy_kwargs",
+    }
+    own = MainConfig.from_dict(
+        {"env": env | {"backend": "mine:Env"}, "policy": {**keys, "type": "mine:Policy"}}
+    )
+    assert list(keys_without_effect(own)) == []

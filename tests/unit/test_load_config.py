@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlightning.errors import ConfigError
 from rlightning.utils.config import load_config
@@ -160,6 +161,10 @@ def test_the_effective_config_loads_to_itself(write):
 
 
 def test_the_shipped_configs_load():
-    folder = Path(__file__).parents[2] / "configs"
-    for path in (folder / "cartpole.yaml", folder / "minimal.yaml"):
-        assert load(path).env[0].task == "CartPole-v1"
+    root = Path(__file__).parents[2]
+    shipped = [*(root / "configs").glob("*.yaml"), *root.glob("rlightning/**/config.yaml.tmpl")]
+    assert len(shipped) >= 3
+    for path in shipped:
+        assert load(path).env[0].task
+        # Random weights act only where a config says so.
+        assert yaml.safe_load(path.read_text())["policy"]["initial_weights"] == "random", path

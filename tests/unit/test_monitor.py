@@ -109,12 +109,15 @@ def test_any_other_error_reaches_the_trainer(watch):
             monitor.check()
 
 
-def test_the_learner_is_shown(watch):
+def test_the_learner_is_shown(watch, monkeypatch):
     backend = FakeBackend(make_state(1), make_state(1))
     update = Update(
         number=7, policy_version=8, rows=10, staleness=1.5, max_staleness=2, metrics={"losses/x": 1}
     )
+    scalars = {}
     with watch(backend) as monitor:
+        monkeypatch.setattr(monitor._scalars, "add", lambda values, step: scalars.update(values))
         monitor.updated(update)
     assert monitor.progress.updates == 7
     assert monitor.progress.staleness == 1.5
+    assert (scalars["losses/x"], scalars["charts/max_staleness"]) == (1, 2.0)

@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any, cast
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlightning.env.utils.spaces import mismatch
-from rlightning.errors import ConfigError, EnvError
+from rlightning.errors import ConfigError, EnvError, ObservationError
 from rlightning.utils.config import EnvConfig
 
 # Native vector envs that reset in the next step only, and what takes their place.
@@ -82,16 +83,35 @@ def make_vector_env(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
 
 
 class _CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Compares the first observation of each episode with the space it was declared to be in."""
+    """Compares every observation with the space it was declared to be in."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._space = env.observation_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        difference = mismatch(self.observation_space, observation)
-        if difference is not None:
-            raise EnvError(f"an observation is not in its space: {difference}")
+        self._check(observation)
         return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        outcome = self.env.step(action)
+        self._check(outcome[0])
+        return outcome
+
+    def _check(self, observation: Any) -> None:
+        space = self._space
+        if (
+            type(observation) is np.ndarray
+            and observation.shape == space.shape
+            and observation.dtype == space.dtype
+        ):
+            return  # by far the most
+        difference = mismatch(space, observation)
+        if difference is not None:
+            raise ObservationError(f"an observation is not in its space: {difference}")
 
 
 def _resolve(task: str) -> EnvSpec | Callable[..., Any]:

@@ -123,7 +123,7 @@ class EnvConfig(Config):
         num_cpus: CPUs of a remote worker.
         num_gpus: GPUs of a remote worker.
         env_kwargs: Arguments of the env.
-        init_params: Arguments of the simulator, where the adapter has them.
+        init_params: Arguments of the simulator, where the adapter has them: not `gymnasium`.
         evaluate_cfg: Values of this section that evaluation uses instead.
         policy_setup: Robot of a ManiSkill task; it decides `init_params.control_mode`.
         seed: Seed of the first reset; None draws one.
@@ -204,11 +204,12 @@ class PolicyConfig(Config):
         eval_num_gpus: GPUs of one policy server.
         model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
             the activation.
-        optim_cfg: Arguments of the optimizer.
-        rollout_mode: Whether `rollout_step` is a coroutine.
+        optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`; PPO
+            makes its own, with `train.lr`.
+        rollout_mode: Documented; `rollout_step` is called as a function here.
         router_type: How work is spread over several policies.
         weight_buffer: Where weights wait before they are used.
-        policy_kwargs: Arguments of a `module:Class`.
+        policy_kwargs: For a `module:Class` to read.
         initial_weights: `random` acts with fresh weights until the first publish; `none` waits
             for it.
         state_dir: Directory in which published weights outlive the process; None keeps none.

@@ -20,7 +20,14 @@ _WITHOUT_EFFECT: dict[type[Config], frozenset[str]] = {
     EnvConfig: frozenset({"num_cpus", "num_gpus"}),
     BufferConfig: frozenset({"node_affinity_env", "node_affinity_train"}),
     PolicyConfig: frozenset(
-        {"backend", "train_num_gpus", "eval_num_gpus", "router_type", "weight_buffer"}
+        {
+            "backend",
+            "train_num_gpus",
+            "eval_num_gpus",
+            "rollout_mode",
+            "router_type",
+            "weight_buffer",
+        }
     ),
     TrainConfig: frozenset(
         {"max_rollout_steps", "max_eval_rollout_steps", "parallel", "eval_interval"}
@@ -28,10 +35,19 @@ _WITHOUT_EFFECT: dict[type[Config], frozenset[str]] = {
     LogConfig: frozenset({"project", "mode"}),
 }
 
+# These are for classes of the user's own, `module:Class`, which get the whole section.
+_FOR_OWN_CLASSES: dict[type[Config], tuple[str, frozenset[str]]] = {
+    EnvConfig: ("backend", frozenset({"init_params", "policy_setup"})),
+    PolicyConfig: ("type", frozenset({"optim_cfg", "policy_kwargs"})),
+}
+
 
 def keys_without_effect(config: Config, prefix: str = "") -> Iterator[str]:
     """Yields the dotted name of every key that differs from its default, to no effect."""
     ignored = _WITHOUT_EFFECT.get(type(config), frozenset())
+    chooser, own = _FOR_OWN_CLASSES.get(type(config), ("", frozenset()))
+    if chooser and ":" not in getattr(config, chooser):
+        ignored |= own
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if name in ignored:

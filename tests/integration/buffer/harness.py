@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from rlightning.buffer.remote_buffer import BufferClient, InsertClient, SampleCl
 from rlightning.rpc.channel import connect
 from rlightning.rpc.server import RunningServer, serve
 from rlightning.services.buffer_server.servicer import BufferService
+from rlightning.testing.ports import free_address
 from rlightning.testing.processes import ServerProcess
 from rlightning.types import EnvMeta
 from rlightning.utils.config import BufferConfig, ListenConfig, MainConfig, RpcConfig
@@ -197,8 +197,6 @@ def buffer_process(folder: Path, **buffer: Any) -> tuple[ServerProcess, str]:
     rpc = FAST.model_dump(exclude_defaults=True)
     file = folder / "buffer.yaml"
     file.write_text(json.dumps({"buffer": settings, "services": {"buffer": {"rpc": rpc}}}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     arguments = ["-m", "rlightning.services.buffer_server", "--config", str(file)]
     return ServerProcess([*arguments, "--listen", address], folder), address

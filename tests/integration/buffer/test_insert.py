@@ -11,17 +11,19 @@ import pytest
 from rlightning.errors import (
     DeadlineExceededError,
     InvalidRequestError,
+    NotFoundError,
     RemoteError,
     ResourceExhaustedError,
 )
 from rlightning.rpc.channel import connect, unary
+from rlightning.rpc.session import Session
 from rlightning.testing.waiting import assert_eventually
 from rlightning.types import EnvMeta, PolicyResponse
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Writer, fill_env_meta
 from tests.integration.buffer.harness import (
     FAST,
-    FORGETFUL,
+    Buffers,
     act,
     acting,
     asking,
@@ -107,22 +109,50 @@ async def test_a_resumed_writer_goes_on_where_it_was_and_joins_its_rows() -> Non
 
 async def test_a_new_writer_of_an_env_begins_a_segment() -> None:
     env = ScriptedEnv(2)
-    async with buffer_server(rpc=FORGETFUL) as buffers:
+    async with buffer_server() as buffers:
         async with raw_writer(buffers.address, env.meta, "one") as one:
             await one.hello()
             for seq, env_ret in enumerate([env.reset(), env.step()], 1):
                 await one.insert(seq, env_ret, answer(env_ret))
             await one.acked(2)
-            async with raw_writer(buffers.address, env.meta, "two") as two:
-                assert (await two.hello()).next_seq == 1
-                for seq, env_ret in enumerate([env.step(), env.step()], 1):
-                    await two.insert(seq, env_ret, answer(env_ret))
-                await two.acked(2)
-                columns = buffers.table.buffer.get_all()
-                assert check_transitions(columns) == 4
-                np.testing.assert_array_equal(columns["cut"], [1, 0, 1, 0])
+        writers = buffers.service._writers
+        await assert_eventually(lambda: writers.open_count == 0)  # it may still come back
+        async with raw_writer(buffers.address, env.meta, "two") as two:
+            assert (await two.hello()).next_seq == 1
+            for seq, env_ret in enumerate([env.step(), env.step()], 1):
+                await two.insert(seq, env_ret, answer(env_ret))
+            await two.acked(2)
+            columns = buffers.table.buffer.get_all()
+            assert check_transitions(columns) == 4
+            np.testing.assert_array_equal(columns["cut"], [1, 0, 1, 0])
             # The first one's end must not take the rows of the second away.
-        await assert_eventually(lambda: not buffers.table.producers)
+            await buffers.service._insert.on_close(_session(buffers, "one"), resumable=False)
+            assert buffers.table.producers["env"].writer_id == "two"
+
+
+def _session(buffers: Buffers, client_id: str) -> Session:
+    return next(s for s in buffers.service._writers.sessions if s.client_id == client_id)
+
+
+@pytest.mark.parametrize(("env_id", "writer_id"), [("env", "two"), ("env", "one"), ("x", "one")])
+async def test_the_rows_of_two_clients_are_never_mixed(env_id: str, writer_id: str) -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server() as buffers, raw_writer(buffers.address, env.meta, "one") as one:
+        await one.hello()
+        async with connect(buffers.address, rpc=FAST) as channel:
+            call = channel.stream_stream("/rlightning.v1.BufferService/Insert")()
+            w, request = Writer(), pb.InsertRequest()
+            request.hello.writer_id = writer_id
+            request.hello.session.protocol_version = 1
+            request.hello.session.client_id = "rival"
+            fill_env_meta(request.hello.session.spec, ScriptedEnv(2, env_id=env_id).meta, w)
+            await call.write(w.finish(request))
+            with pytest.raises(grpc.aio.AioRpcError, match="client one at .* of env 'env'") as e:
+                await call.read()
+            assert e.value.code() == grpc.StatusCode.ALREADY_EXISTS
+        for seq, env_ret in enumerate([env.reset(), env.step()], 1):
+            await one.insert(seq, env_ret, answer(env_ret))
+        await one.acked(2)
 
 
 async def test_a_full_buffer_withholds_acks_until_a_rollout_is_acked() -> None:
@@ -146,6 +176,22 @@ async def test_a_full_buffer_withholds_acks_until_a_rollout_is_acked() -> None:
             newest.append(int(batch.columns["policy_version"].max()))
             assert buffers.table.buffer.rollouts.formed <= rollout + 2
         assert newest == [3, 7, 11, 15, 19]
+
+
+async def test_what_waits_for_room_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server() as buffers, raw_writer(buffers.address, env.meta) as writer:
+        await writer.hello()
+        monkeypatch.setattr("rlightning.services.buffer_server.inserts._MAX_WAITING_BYTES", 1000)
+        env_ret = env.reset()
+        for seq in range(1, 60):
+            await writer.insert(seq, env_ret, answer(env_ret))
+            env_ret = env.step()
+        state = buffers.service._insert._writers["raw"]
+        await assert_eventually(lambda: len(state.waiting) > 1)
+        await asyncio.sleep(0.2)
+        waiting = [message.nbytes for message in state.waiting]
+        assert sum(waiting[:-1]) < 1000 < sum(waiting)
 
 
 async def test_heartbeats_go_on_while_acks_are_withheld() -> None:
@@ -269,6 +315,9 @@ async def test_describe_clear_and_truncate() -> None:
         await client.flush(5)
         status = await asker.describe()
         table = status.tables["default"]
+        assert (await asker.describe(table="default")).tables.keys() == {"default"}
+        with pytest.raises(NotFoundError, match="no table 'other'"):
+            await asker.describe(table="other")
         assert (table.size, table.capacity, table.inserted_total) == (8, 16, 8)
         assert status.stats["tables"]["default"]["rollouts_ready"] == 1
         assert status.stats["latency"]["store"]["count"] == 5

@@ -129,10 +129,27 @@ async def test_what_a_learner_did_not_ack_is_for_the_next_one() -> None:
             check_rollout(batch, 8, 2)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="a known defect: after a reset, about one run in ten on a loaded machine skips a rollout",
-)
+async def test_a_dead_learner_keeps_the_next_one_waiting_for_no_longer_than_its_lease() -> None:
+    env = ScriptedEnv(2)
+    slow = FAST.model_copy(update={"resume_window_s": 600.0})
+    async with (
+        buffer_server(rpc=slow, max_rollouts=1) as buffers,
+        FaultProxy(buffers.address) as proxy,
+        inserting(buffers.address, env.meta) as client,
+        acting((client, env)),
+        sampling(proxy.address) as dead,
+    ):
+        assert (await dead.next_batch(5)).metadata["rollout"] == 0
+        await proxy.refuse()
+        async with sampling(buffers.address) as learner:
+            with pytest.raises(DeadlineExceededError):
+                await learner.next_batch(FAST.lease_s / 2)  # it may come back
+            for rollout in range(3):
+                assert (await learner.next_batch(10)).metadata["rollout"] == rollout
+        await proxy.start()  # it does, but nothing is left of what it had
+        assert (await dead.next_batch(10)).metadata["rollout"] == 2
+
+
 async def test_a_cut_connection_loses_and_repeats_nothing() -> None:
     envs = [ScriptedEnv(2, lambda row, episode: (7, True), env_id=f"cp-{i}") for i in (0, 1)]
     async with (

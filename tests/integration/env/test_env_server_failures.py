@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from contextlib import ExitStack
 
 import pytest
 
 from rlightning.env.remote_client import EnvClient
-from rlightning.testing import ServerProcess, assert_eventually
+from rlightning.testing import ServerProcess, assert_eventually, free_address
 
 CONFIG = """
 env: {name: cart, backend: gymnasium, task: "%s", num_envs: 4}
@@ -18,17 +17,9 @@ policy: {model_cfg: {hidden: [8]}, device: cpu}
 buffer: {type: RolloutBuffer, rollout_length: 16, max_rollouts: %d}
 services:
   grace_s: 8
-  policy: {listen: "127.0.0.1:%d"}
-  buffer: {listen: "127.0.0.1:%d"}
+  policy: {listen: "%s"}
+  buffer: {listen: "%s"}
 """
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 class Cluster:
@@ -44,7 +35,7 @@ class Cluster:
         start=("policy", "buffer"),
     ):
         config = tmp_path / "config.yaml"
-        config.write_text(CONFIG % (task, max_rollouts, *free_ports(2)))
+        config.write_text(CONFIG % (task, max_rollouts, free_address(), free_address()))
         self.servers = {}
         for name in ("policy", "buffer", "env"):
             (tmp_path / name).mkdir()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from google.protobuf.message import Message
 
 from rlightning.errors import (
@@ -21,9 +22,11 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.policy import PolicyClient, WeightPublisher
+from rlightning.policy.weights import dump_weights, parse_weights
 from rlightning.rpc.channel import connect, stream_unary
 from rlightning.rpc.health import ServingStatus, check
-from rlightning.testing import ServerProcess
+from rlightning.testing import ServerProcess, free_address
+from rlightning.testing.waiting import assert_eventually
 from rlightning.utils.config import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from tests.integration.policy.harness import acting, env_ret, policy_server, spec, weights
@@ -64,6 +67,14 @@ async def test_weights_of_another_shape_are_refused_and_the_old_ones_act_on() ->
         ):
             await client.publish_weights(2, wrong)
         assert (await client.act(env_ret())).policy_version == 1
+
+
+async def test_weights_that_are_no_numbers_are_refused() -> None:
+    broken = {name: torch.full_like(t, torch.nan) for name, t in parse_weights(weights()).items()}
+    async with policy_server() as server, acting(server.address) as client:
+        with pytest.raises(InvalidRequestError, match="NaN"):
+            await client.publish_weights(1, dump_weights(broken))
+        assert (await client.act(env_ret())).policy_version == 0
 
 
 async def test_more_than_64_mb_pass_with_the_defaults() -> None:
@@ -109,6 +120,29 @@ async def test_a_stream_that_is_not_what_it_says_is_refused(
                 pb.PublishWeightsResponse,
                 timeout=10,
             )
+
+
+async def test_weights_of_several_learners_at_once_share_the_cap() -> None:
+    data = weights()
+
+    async def stalls() -> AsyncIterator[Message]:
+        yield pb.PublishWeightsRequest(header=pb.WeightsHeader(total_bytes=len(data)))
+        yield pb.PublishWeightsRequest(chunk=data[:-1])
+        await asyncio.sleep(60)
+
+    async with policy_server(max_weights_bytes=len(data)) as server:
+        async with connect(server.address) as channel, PolicyClient(server.address) as learner:
+            method = "/rlightning.v1.PolicyService/PublishWeights"
+            response_type = pb.PublishWeightsResponse
+            stalled = asyncio.create_task(
+                stream_unary(channel, method, stalls(), response_type, timeout=60)
+            )
+            await assert_eventually(lambda: server.service._uploaded == len(data) - 1)
+            with pytest.raises(ResourceExhaustedError, match="several learners"):
+                await learner.publish_weights(1, data)
+            stalled.cancel()
+            await assert_eventually(lambda: server.service._uploaded == 0)
+            assert await learner.publish_weights(1, data) == 1
 
 
 async def test_weights_past_their_cap_are_refused_before_they_are_read() -> None:
@@ -190,13 +224,10 @@ class Process(ServerProcess):
         config_file = folder / "config.yaml"
         config_file.write_text(config)
         command = ["-m", "rlightning.services.policy_server", "--config", str(config_file)]
-        super().__init__(command, folder)
+        super().__init__([*command, "--listen", free_address()], folder)
 
     def restart(self) -> None:
-        address = self.address()
         self.kill()
-        if "--listen" not in self._arguments:
-            self._arguments += ["--listen", address]
         self.start()
 
 

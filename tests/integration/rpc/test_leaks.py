@@ -8,8 +8,9 @@ import os
 
 import grpc.aio
 
-from rlightning.testing import FaultProxy, assert_eventually
-from tests.integration.rpc.harness import connected, hello, raw_call, running
+from rlightning.rpc.channel import connect
+from rlightning.testing import FaultProxy, assert_eventually, free_address
+from tests.integration.rpc.harness import FAST, EchoClient, connected, hello, raw_call, running
 
 _CYCLES = 25
 
@@ -52,3 +53,20 @@ async def test_cycles_of_cuts_cancels_and_closes_are_flat():
         assert count <= before[what] + 3, (what, before, after)
     # Those that left without a word keep their state for the resume window, and no longer.
     assert all(session.owner is None for session in service.registry.sessions)
+
+
+async def test_a_start_that_is_given_up_leaves_no_complaint_behind():
+    complaints = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    for number in range(40):
+        async with connect(free_address(), rpc=FAST) as channel:
+            session = EchoClient(channel).session
+            start = asyncio.create_task(session.start(5))
+            await asyncio.sleep(number / 2000)  # before, during and after the first attempt
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            await session.close()
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []

@@ -216,6 +216,22 @@ async def test_a_taken_port_is_an_error_and_not_shared():
         await describe(server.address)
 
 
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("nonsense", "expected HOST:PORT"),
+        ("127.0.0.1:http", "expected HOST:PORT"),
+        ("127.0.0.1:99999", "a port of at most 65535"),
+        ("198.51.100.7:0", "cannot assign requested address"),
+        ("no-such-host.invalid:0", "not known|failure in name resolution"),
+    ],
+)
+async def test_an_address_that_cannot_be_listened_on(address, reason):
+    listen = [ListenConfig(address=address, plaintext=True)]
+    with pytest.raises(ConfigError, match=rf"cannot listen on {address}: .*({reason})"):
+        await serve(EchoService(FAST), listen=listen, rpc=FAST)
+
+
 async def test_several_listeners_serve_one_service():
     listen = [ListenConfig(), ListenConfig(address="[::1]:0"), ListenConfig(address="localhost:0")]
     service = EchoService(FAST)

@@ -52,6 +52,8 @@ async def test_a_request_is_answered_under_its_number_and_measures_the_clock():
     welcome = client.welcomes[0]
     assert welcome.policy_version == 7
     assert (welcome.session.heartbeat_ms, welcome.session.lease_ms) == (100, 600)
+    assert welcome.session.resume_window_ms == 1000 * FAST.resume_window_s
+    assert (welcome.session.reconnect_initial_ms, welcome.session.reconnect_max_ms) == (100, 1000)
     assert not welcome.session.resumed
     assert service.handler.closed == [("a", False)]
 
@@ -165,6 +167,17 @@ async def test_after_a_restart_of_the_server_a_new_session_begins_within_a_secon
         assert not client.session.resumed
         assert service.handler.seqs == [2]
         await client_ready.__aexit__(None, None, None)
+
+
+async def test_a_client_that_was_cut_waits_as_long_as_its_server_told_it():
+    rpc = FAST.model_copy(update={"reconnect_initial_ms": 400})
+    async with running(rpc=rpc) as (_, server), FaultProxy(server.address) as proxy:
+        async with connected(proxy.address) as client:
+            proxy.cut()
+            await assert_eventually(lambda: not client.session.connected)
+            begun = time.monotonic()
+            await assert_eventually(lambda: client.session.connected)
+            assert time.monotonic() - begun > 0.3
 
 
 async def test_a_black_hole_ends_the_lease_on_both_sides_and_is_resumed_after_it():

@@ -87,6 +87,14 @@ class WrongShape(Counting):
     observation_space = gym.spaces.Box(-1, 1, (5,), np.float32)
 
 
+class WrongLater(Counting):
+    """Keeps to its observation space at reset only."""
+
+    def step(self, action):
+        observation, *outcome = super().step(action)
+        return (observation[:1], *outcome)
+
+
 class Breaking(Counting):
     """Raises in its second step, but for the first episode."""
 

@@ -9,7 +9,7 @@ import pytest
 from rlightning.env.gymnasium_env import GymnasiumEnv
 from rlightning.env.utils.actions import ActionFitter
 from rlightning.env.utils.cartpole import SameStepCartPole
-from rlightning.errors import ConfigError, EnvError, ResetNeededError
+from rlightning.errors import ConfigError, EnvError, ObservationError, ResetNeededError
 from rlightning.types import ActionSource
 from rlightning.utils.config import Config
 from tests.unit.env.envs import answer, config
@@ -312,6 +312,14 @@ def test_a_wrong_observation_is_refused():
         env = GymnasiumEnv(config(f"{ENVS}:WrongShape", num_envs=rows))
         with pytest.raises(EnvError, match=r"expected float32\[5\], got float32\[2\]"):
             env._reset()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_wrong_observation_is_refused_in_the_middle_of_an_episode(rows):
+    env = GymnasiumEnv(config(f"{ENVS}:WrongLater", num_envs=rows))
+    env._reset()
+    with pytest.raises(ObservationError, match=r"expected float32\[2\], got float32\[1\]"):
+        env._step(answer(env.env_id, np.zeros((rows, 1) if rows > 1 else 1)))
 
 
 def test_evaluate_cfg_is_applied_and_undone():

@@ -227,6 +227,21 @@ def test_observations_may_be_nested():
     assert ppo.weights() != before
 
 
+def test_observations_may_be_tuples():
+    tool = gym.spaces.Tuple([gym.spaces.Discrete(4), gym.spaces.MultiBinary(2)])
+    space = gym.spaces.Dict({"arms": gym.spaces.Tuple([VECTOR, VECTOR]), "tool": tool})
+    rng = np.random.default_rng(0)
+
+    def observe():
+        arms = tuple(rng.uniform(-1, 1, (T, N, 3)).astype(np.float32) for _ in range(2))
+        return {"arms": arms, "tool": (rng.integers(0, 4, (T, N)), np.ones((T, N, 2), np.int8))}
+
+    ppo = make_ppo(observation=space)
+    before = ppo.weights()
+    ppo.update(make_columns(observation=observe(), next_observation=observe()))
+    assert ppo.weights() != before
+
+
 def test_columns_are_read_not_written():
     columns = make_columns()
     for column in columns.values():

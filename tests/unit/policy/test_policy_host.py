@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
@@ -25,7 +26,7 @@ from rlightning.policy.weight_store import Weights, WeightStore
 from rlightning.policy.weights import dump_weights
 from rlightning.types import EnvMeta, EnvRet, Mode
 from rlightning.utils.config import PolicyConfig
-from tests.unit.policy.policies import VECTOR, env_ret, meta
+from tests.unit.policy.policies import VECTOR, Echo, env_ret, meta
 
 
 @asynccontextmanager
@@ -243,6 +244,15 @@ async def test_a_policy_that_fails_on_zeros_still_opens(caplog: pytest.LogCaptur
         await host.open_group(meta())
         assert "warming up with zeros failed" in caplog.text
         host._policy.fails = None  # type: ignore[attr-defined]
+        await host.enqueue(env_ret(), Mode.EXPLORE).wait()
+
+
+async def test_a_network_that_cannot_be_made_is_told_to_who_opens() -> None:
+    async with running(type="tests.unit.policy.policies:Echo") as host:
+        with patch.object(Echo, "construct_network", side_effect=RuntimeError("no camera")):
+            with pytest.raises(PolicyError, match="Echo.init_eval failed: RuntimeError: no camera"):
+                await host.open_group(meta())
+        await host.open_group(meta())
         await host.enqueue(env_ret(), Mode.EXPLORE).wait()
 
 

@@ -121,6 +121,10 @@ def test_what_is_not_in_the_space_is_named(change: dict[str, Any], message: str)
             EnvRet("a", vector(2), np.ones(3)),
             r"last_reward: expected float32\[2\], got float32\[3\]",
         ),
+        (EnvRet("a", [[1.0], [1.0, 2.0]]), "observation: expected an array, got list of 2"),
+        (EnvRet("a", vector(2), "lots"), r"last_reward: expected float32\[2\], got str"),
+        (EnvRet("a", vector(2), {"x": 1}), r"last_reward: expected float32\[2\], got a dict"),
+        (EnvRet("a", vector(2), [1, [2]]), r"last_reward: expected float32\[2\], got list of 2"),
     ],
 )
 def test_a_wrong_vector_or_reward_is_named(env_ret: EnvRet, message: str) -> None:

@@ -12,7 +12,12 @@ import torch
 from rlightning.errors import ConfigError, InvalidRequestError
 from rlightning.policy import weight_store
 from rlightning.policy.weight_store import Weights, WeightStore, write_atomically
-from rlightning.policy.weights import check_weights, dump_weights, parse_weights
+from rlightning.policy.weights import (
+    check_numbers,
+    check_weights,
+    dump_weights,
+    parse_weights,
+)
 
 
 def test_bytes_bring_every_tensor_back() -> None:
@@ -54,6 +59,13 @@ def test_a_mismatch_is_listed() -> None:
     assert "b: expected float32[1], got int64[1]" in text
     with pytest.raises(InvalidRequestError, match="and 10 more"):
         check_weights({f"w{i}": torch.zeros(1) for i in range(20)}, {})
+
+
+def test_weights_of_a_learner_that_diverged_are_refused() -> None:
+    good = {"mask": torch.tensor([-torch.inf, 0.0]), "step": torch.tensor(7)}
+    check_numbers(good)
+    with pytest.raises(InvalidRequestError, match=r"no numbers \(NaN\): actor.bias"):
+        check_numbers(good | {"actor.bias": torch.tensor([0.0, torch.nan])})
 
 
 def test_the_newest_weights_come_back_and_older_ones_go(tmp_path: Path) -> None:

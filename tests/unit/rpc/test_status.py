@@ -38,6 +38,7 @@ def test_a_remote_error_travels_as_itself(kind, code):
         (errors.CodecError("bad", path="a.b"), Code.INVALID_ARGUMENT, "CODEC"),
         (errors.ConfigError("bad"), Code.FAILED_PRECONDITION, "CONFIG"),
         (errors.ResetNeededError("bad"), Code.FAILED_PRECONDITION, "RESET_NEEDED"),
+        (errors.ObservationError("bad"), Code.INTERNAL, "OBSERVATION"),
         (errors.EnvError("bad"), Code.INTERNAL, "ENV"),
         (errors.BatcherOverloadedError("bad"), Code.RESOURCE_EXHAUSTED, "OVERLOADED"),
         (errors.PolicyError("bad"), Code.INTERNAL, "POLICY"),
