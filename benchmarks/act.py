@@ -19,7 +19,10 @@ from rlightning.wire import encode_env_ret, encode_policy_response
 CELLS = (("cp", 1), ("cp", 64), ("cp", 1024), ("img", 8), ("img", 32), ("img", 128))
 ACT_CEILINGS = {("cp", 1): 1.6, ("cp", 64): 1.6, ("img", 8): 1.6}
 LOOP_FLOORS = dict(zip(CELLS, (0.12, 0.25, 0.85, 0.09, 0.09, 0.06), strict=True))
-CONFIG = "policy: {type: 'benchmarks.bench_policy:BenchPolicy', torch_threads: 1}\n"
+CONFIG = (
+    "policy: {type: 'benchmarks.bench_policy:BenchPolicy', torch_threads: 1, "
+    "initial_weights: random}\n"
+)
 
 
 @contextlib.contextmanager

@@ -113,25 +113,25 @@ def report(title: str, table: Table, ratios: Sequence[Ratio], *, slack: float = 
     print(f"\n### {title}\n\n| cell | median, {table.unit} |\n|---|---|")
     for cell in table.rounds:
         print(f"| {cell} | {table.median(cell):,.4g} |")
-    print("\n| ratio | reached | asked | |\n|---|---|---|---|")
+    print("\n| ratio | reached | target | |\n|---|---|---|---|")
     good = True
     for ratio in ratios:
         value = table.ratio(ratio)
-        asked, met, tolerable = "", True, True
+        target, met, tolerable = "", True, True
         if ratio.floor is not None:
-            asked, met, tolerable = (
+            target, met, tolerable = (
                 f">= {ratio.floor:g}",
                 value >= ratio.floor,
                 value >= ratio.floor / slack,
             )
         if ratio.ceiling is not None:
-            asked, met, tolerable = (
+            target, met, tolerable = (
                 f"<= {ratio.ceiling:g}",
                 value <= ratio.ceiling,
                 value <= ratio.ceiling * slack,
             )
         good &= tolerable
-        print(f"| {ratio.name} | {value:.3f} | {asked} | {'' if met else 'missed'} |")
+        print(f"| {ratio.name} | {value:.3f} | {target} | {'' if met else 'missed'} |")
     sys.stdout.flush()
     return good
 

@@ -1,7 +1,6 @@
-"""PPO in one file, after CleanRL, on a cluster: `python examples/cleanrl_like.py [CONFIG]`."""
+"""PPO in one file, after CleanRL, on a cluster: `python examples/cleanrl_like.py CONFIG`."""
 
 import sys
-from collections import deque
 from statistics import mean
 
 import torch
@@ -11,18 +10,17 @@ from rlightning.learner.ppo import estimate_advantages
 from rlightning.policy import build_policy, policy_weights
 from rlightning.policy.weights import dump_weights
 
-with LocalCluster(*sys.argv[1:] or ["configs/cartpole.yaml"]) as cluster:
-    torch.set_num_threads(cluster.config.learner.torch_threads)
+with LocalCluster(sys.argv[1:], overrides=["policy.initial_weights=none"]) as cluster:
     policy = build_policy(cluster.config.policy, "train")
     policy.init_train(env_meta=cluster.env.metas()[0])
     params = [*policy.actor.parameters(), *policy.critic.parameters()]
     optimizer = torch.optim.Adam(params, lr=1e-3, eps=1e-5)
-    returns = deque(maxlen=cluster.config.train.target_episodes)
-    while len(returns) < returns.maxlen or mean(returns) < cluster.config.train.target_return:
+    returns, train, last = [], cluster.config.train, cluster.config.train.target_episodes
+    while len(returns) < last or mean(returns[-last:]) < train.target_return:
+        cluster.policy.publish(cluster.policy.version + 1, dump_weights(policy_weights(policy)))
         b = {k: torch.tensor(v) for k, v in cluster.buffer.next_batch().columns.items()}
         ended = {"terminated": b["terminated"], "stop": b["terminated"] | b["truncated"] | b["cut"]}
-        with torch.no_grad():
-            value, after = (policy.critic(b[f"{k}observation"])[..., 0] for k in ("", "next_"))
+        value, after = (policy.critic(b[f"{k}observation"])[..., 0].detach() for k in ("", "next_"))
         given = {"reward": b["reward"], "own": b["action_source"] == 1, **ended}
         adv, target = estimate_advantages(0.99, 0.95, value=value, next_value=after, **given)
         flat = {k: v.flatten(0, 1) for k, v in {**b, "adv": adv, "target": target}.items()}
@@ -37,7 +35,5 @@ with LocalCluster(*sys.argv[1:] or ["configs/cartpole.yaml"]) as cluster:
             (policy_loss + value_loss).backward()
             torch.nn.utils.clip_grad_norm_(params, 0.5)
             optimizer.step()
-        version = cluster.policy.version + 1
-        cluster.policy.publish(version, dump_weights(policy_weights(policy)))
-        returns.extend(episode.episode_return for episode in cluster.env.episodes())
-        print(f"version {version}  return {mean(returns):.1f}", flush=True)
+        returns += [episode.episode_return for episode in cluster.env.episodes()]
+        print(f"version {cluster.policy.version}  return {mean(returns[-last:]):.1f}", flush=True)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
-try:
-    __version__ = version("rlightning")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0.0.0"
+from rlightning._version import __version__
 
 __all__ = ["__version__"]

@@ -21,6 +21,7 @@ from rlightning.errors import (
 )
 from rlightning.latency import LatencyStats
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
+from rlightning.utils.failpoints import failpoint
 
 __all__ = [
     "INFO_KEYS",
@@ -189,6 +190,7 @@ class _Actor:
             self._new_segment = False
             stored = time.perf_counter()
             env_ret = await self._step(response)
+            failpoint("actor.stepped")
             stepped = time.perf_counter()
             stats.latency.record("round_trip", answered - asked)
             stats.latency.record("insert", stored - answered)

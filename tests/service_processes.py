@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typing_extensions import Self
 
 from rlightning.testing import ServerProcess, free_address, wait_until
+from rlightning.utils.failpoints import VARIABLE
 
 NAMES = {
     "policy": "rlightning.v1.PolicyService",
@@ -28,6 +29,7 @@ class Services:
         config: YAML of all services.
         python_options: Options of the interpreter.
         names: Which of them to start.
+        failpoints: Of each, what is armed until it is restarted.
 
     Attributes:
         addresses: Where each listens.
@@ -42,6 +44,7 @@ class Services:
         *,
         python_options: Sequence[str] = (),
         names: Sequence[str] = tuple(NAMES),
+        failpoints: Mapping[str, str] | None = None,
     ) -> None:
         self.addresses = {name: free_address() for name in NAMES}
         self.dialled = {name: self.addresses[name] for name in ("policy", "buffer")}
@@ -51,6 +54,7 @@ class Services:
         self._file.write_text(config)
         self._python_options = python_options
         self._names = names
+        self._failpoints = dict(failpoints or {})
         self._stack = ExitStack()
 
     def _arguments(self, name: str) -> list[str]:
@@ -67,7 +71,8 @@ class Services:
             for name in self._names:
                 folder = self._folder / name
                 folder.mkdir()
-                process = ServerProcess(self._arguments(name), folder)
+                armed = {VARIABLE: self._failpoints.get(name, "")}
+                process = ServerProcess(self._arguments(name), folder, environment=armed)
                 self.processes[name] = stack.enter_context(process)
             self._stack = stack.pop_all()
         return self
@@ -86,6 +91,7 @@ class Services:
 
     def restart(self, name: str) -> None:
         """Starts it again under its address."""
+        self.processes[name].environment.clear()
         self.processes[name].start()
 
     def status(self, name: str, service: str = "") -> str:

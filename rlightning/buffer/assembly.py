@@ -39,6 +39,9 @@ _ALL = slice(None)
 # States of a row: nothing pending; an observation; an observation and the answer to it.
 _CLOSED, _OBSERVED, _ACTED = 0, 1, 2
 
+# What a group keeps of each row beside its columns, in bytes; see `Group._set_rows`.
+_ROW_STATE_BYTES = 4 * 8 + 2
+
 _CUT = Layout.of_scalar("cut", np.bool_)
 _SOURCE = Layout.of_scalar("action_source", np.int8)
 _VERSION = Layout.of_scalar("policy_version", np.int64)
@@ -125,6 +128,7 @@ class Group:
         columns: The stored fields by name.
         positions: Where each row's pending transition is or will be, int64 [rows].
         counters: What happened so far.
+        nbytes: Memory that its rows and their columns may take, in bytes; the buffer counts it.
 
     Raises:
         ConfigError: Values of the declared space cannot be stored.
@@ -138,6 +142,7 @@ class Group:
         self.schema: Schema | None = None
         self.columns: dict[str, Column] = {}
         self.counters = Counters()
+        self.nbytes = 0
         self._length = length
         self._start = start
         space = meta.observation_space if from_space else None
@@ -174,6 +179,21 @@ class Group:
     def highest(self) -> int:
         """Position of the row that has got furthest."""
         return int(self.positions.max()) if self._level is None else self._level
+
+    def nbytes_with(self, schema: Schema | None, length: int) -> int:
+        """Returns the memory in bytes of rows that look like this, with columns of this length."""
+        rows = self.rows if schema is None else schema.rows
+        return rows * (_ROW_STATE_BYTES + length * self.row_bytes(schema))
+
+    def row_bytes(self, schema: Schema | None) -> int:
+        """Returns the size in bytes of a transition; without a schema what the env declared."""
+        if schema is not None:
+            return schema.row_bytes
+        return 0 if self._declared is None else 2 * self._declared.nbytes
+
+    def length_with(self, steps: int) -> int:
+        """Returns the first axis that the columns have after so many more steps."""
+        return self._length
 
     def _move(self, rows: Rows, positions: Any) -> None:
         """Sets the positions of some rows."""

@@ -6,17 +6,17 @@ import copy
 import logging
 import time
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from rlightning.buffer.assembly import Counters, Group
-from rlightning.buffer.checks import CheckedStep
+from rlightning.buffer.checks import CheckedStep, Schema
 from rlightning.buffer.episodes import EpisodeGroup
 from rlightning.buffer.pipeline import Item, Pipeline
 from rlightning.buffer.sampler import Indices, Sampler, build_sampler, deal
 from rlightning.buffer.utils.layout import as_array, map_arrays
-from rlightning.buffer.utils.storage import Storage, as_index
+from rlightning.buffer.utils.storage import USE_BYTES, Storage, as_index
 from rlightning.buffer.utils.utils import (
     default_env_ret_preprocess_fn,
     default_obs_preprocessor,
@@ -25,13 +25,18 @@ from rlightning.buffer.utils.utils import (
     default_preprocess_fn,
     default_reward_preprocessor,
 )
-from rlightning.errors import ConfigError, ReplayError
+from rlightning.errors import ConfigError, ReplayError, StorageFullError
 from rlightning.latency import LatencyStats
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import BufferConfig
+from rlightning.utils.memory import memory_limit
 from rlightning.utils.registry import BUFFERS
 
 logger = logging.getLogger(__name__)
+
+# Without `buffer.max_bytes` a buffer takes this part of the memory: what is on its way takes up to
+# as much again, and others need some too.
+_MEMORY_SHARE = 3
 
 
 class Prepared(NamedTuple):
@@ -62,6 +67,7 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         config: The configuration.
         storages: The storages by index; empty before `init`.
         sampler: Chooses rows; None before `init`.
+        max_bytes: Memory that all transitions may take, in bytes.
         timing: Durations of adding, sampling and getting.
 
     Raises:
@@ -88,7 +94,8 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             policy_resp_preprocess_fn,
             preprocess_fn,
         )
-        _check_config(self.config)
+        self.max_bytes = self.config.max_bytes or memory_limit() // _MEMORY_SHARE
+        _check_config(self.config, self.max_bytes)
         if postprocess_fn not in (None, default_postprocess_fn):
             raise ConfigError("postprocess_fn: only the default one is supported")
         self.storages: dict[int, Storage] = {}
@@ -343,6 +350,7 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
 
         Raises:
             ConfigError: A space of it cannot be stored.
+            StorageFullError: Its rows need more memory than there is left.
         """
         env_id = meta.env_id or ""
         group = self._groups.get(env_id)
@@ -350,7 +358,12 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             group.break_segment()
             return
         self.close_group(env_id)
-        self._groups[env_id] = self._opened(meta)
+        group = self._groups[env_id] = self._opened(meta)
+        try:
+            self._reserve(group, None, 0)
+        except StorageFullError:
+            self.close_group(env_id)
+            raise
 
     def close_group(self, env_id: str) -> None:
         """Forgets an env; its open episodes are ended and stored. Safe to repeat."""
@@ -382,7 +395,7 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         group.cut()
 
     def prepare(self, env_id: str, items: Sequence[Item]) -> Prepared:
-        """Checks items that shall be stored together; changes nothing.
+        """Checks items that shall be stored together, and that there is memory for them.
 
         Args:
             env_id: Id of the env.
@@ -390,6 +403,8 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
 
         Raises:
             InvalidRowError: One does not fit; the message names the field.
+            StorageFullError: The first ones of their kind, or an open episode that has become so
+                long, need more memory than there is left.
             KeyError: `open_group` was not called for this env, nor `init` with it.
         """
         group = self._groups.get(env_id)
@@ -399,7 +414,52 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         for item in items:
             step = self._pipeline.step(item, group.meta)
             steps.append(group.check(step, steps[-1] if steps else None))
+        if steps:
+            schema, count = steps[-1].schema, len(steps)
+            if schema is not group.schema or group.length_with(count) > group.length_with(0):
+                self._reserve(group, schema, count)
         return Prepared(group, steps)
+
+    def _reserve(self, group: Group, schema: Schema | None, steps: int) -> None:
+        """Counts the memory of a group that will look like this after so many more steps.
+
+        Raises:
+            StorageFullError: There is not so much left; nothing has changed.
+        """
+        length, row_bytes = group.length_with(steps), group.row_bytes(schema)
+        needed = group.nbytes_with(schema, length)
+        others = sum(other.nbytes for other in self._alive() if other is not group)
+        stored = self._storage_bytes(row_bytes)
+        if needed + others + stored > self.max_bytes:
+            rows = group.rows if schema is None else schema.rows
+            raise StorageFullError(
+                f"env {group.env_id!r}: {length} steps of {rows} rows of {row_bytes} bytes need "
+                f"{needed} bytes, beside {others} of other envs and {stored} of the storage; "
+                f"buffer.max_bytes allows {self.max_bytes}: raise it, or make {self._size_keys} "
+                "or the env smaller"
+            )
+        group.nbytes = needed
+
+    @property
+    def _size_keys(self) -> str:
+        """Names the keys of the configuration that decide how much is kept."""
+        return "buffer.capacity"
+
+    def _alive(self) -> Collection[Group]:
+        """Returns the groups whose columns exist."""
+        return self._groups.values()
+
+    def _storage_bytes(self, row_bytes: int) -> int:
+        """Returns what the storage takes once it holds transitions of so many bytes."""
+        storage = self._get_storage()
+        return max(storage.nbytes, storage.nbytes_with(row_bytes))
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of the largest transition that is here, in bytes."""
+        schemas = (group.schema for group in self._alive())
+        sizes = [schema.row_bytes for schema in schemas if schema is not None]
+        return max(sizes, default=0) or self._get_storage().row_bytes
 
     def has_room(self, prepared: Prepared) -> bool:
         """Tells whether items can be stored now, rather than once somebody has made room."""
@@ -517,9 +577,14 @@ def build_data_buffer(config: BufferConfig, **functions: Any) -> DataBuffer:
     return buffer
 
 
-def _check_config(config: BufferConfig) -> None:
+def _check_config(config: BufferConfig, max_bytes: int) -> None:
     if config.capacity < 1:
         raise ConfigError(f"buffer.capacity: expected at least 1, got {config.capacity}")
+    if (needed := config.capacity * USE_BYTES) > max_bytes:
+        raise ConfigError(
+            f"buffer.capacity: {config.capacity} transitions need {needed} bytes before one is "
+            f"stored; buffer.max_bytes allows {max_bytes}"
+        )
     for key, value, supported in (
         ("storage.type", config.storage.type, "unified"),
         ("storage.unit", config.storage.unit, "transition"),

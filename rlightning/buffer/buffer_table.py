@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +13,18 @@ from rlightning.buffer.base_buffer import DataBuffer, build_data_buffer
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.buffer.rollouts import Rollout
+from rlightning.buffer.sampler import AllDataSampler
 from rlightning.buffer.utils.layout import iter_arrays
-from rlightning.errors import DeadlineExceededError, UnavailableError
+from rlightning.errors import (
+    DeadlineExceededError,
+    ResourceExhaustedError,
+    StorageFullError,
+    UnavailableError,
+)
 from rlightning.types import EnvMeta
 from rlightning.utils.config import BufferConfig
+from rlightning.utils.memory import MemoryPool
+from rlightning.utils.waiting import wait_within
 
 PRODUCER_SILENT = "PRODUCER_SILENT"
 """Reason of the error that tells a learner of a producer that sends nothing."""
@@ -75,6 +84,7 @@ class BufferTable:
         name: Its name.
         buffer: The buffer itself.
         sampled_total: Transitions handed to learners.
+        transit: Memory for what is on its way: messages that wait for room, and sampled batches.
 
     Raises:
         ConfigError: The configuration asks for what the buffer does not offer.
@@ -85,6 +95,7 @@ class BufferTable:
         self.buffer: DataBuffer = build_data_buffer(config)
         self.buffer.init()
         self.sampled_total = 0
+        self.transit = MemoryPool(self.buffer.max_bytes // 2)
         self._timeout_ns = int(config.producer_timeout_s * 1e9)
         self._producers: dict[str, Producer] = {}
         # Who wrote last when nobody does any more.
@@ -143,11 +154,17 @@ class BufferTable:
 
         Raises:
             ConfigError: A space of the env cannot be stored.
+            StorageFullError: Its rows need more memory than there is left.
         """
         env_id = meta.env_id or ""
         producer = self._producers.get(env_id)
         if producer is None or producer.writer_id != writer_id:
-            self.buffer.open_group(meta)
+            try:
+                self.buffer.open_group(meta)
+            except StorageFullError:
+                if producer is not None:  # what it had made room for this one
+                    self.close_writer(env_id, producer.writer_id)
+                raise
             self._producers[env_id] = Producer(env_id, writer_id)
 
     def close_writer(self, env_id: str, writer_id: str) -> None:
@@ -196,6 +213,9 @@ class BufferTable:
 
         Args:
             batch_size: Transitions in it, for a buffer that does not serve rollouts.
+
+        Raises:
+            ResourceExhaustedError: So large a sample never fits into the memory for batches.
         """
         buffer = self.buffer
         if isinstance(buffer, RolloutBuffer):
@@ -211,12 +231,32 @@ class BufferTable:
         else:
             if buffer.size() < max(1, batch_size or 1):
                 return None
+            whole = batch_size is None or isinstance(buffer.sampler, AllDataSampler)
+            count = buffer.size() if whole else batch_size or 0
+            needed = self.transit_bytes(count)
+            if needed > self.transit.max_bytes:
+                raise ResourceExhaustedError(
+                    f"batch_size: {count} transitions of {buffer.row_bytes} bytes need {needed} "
+                    f"bytes to be sent; half of buffer.max_bytes allows {self.transit.max_bytes}",
+                    reason="BATCH_TOO_LARGE",
+                )
+            if not self.transit.take(needed):
+                return None
             (columns,) = buffer.sample(batch_size)
             leaves = list(iter_arrays(columns))
             nbytes = sum(leaf.nbytes for leaf in leaves)
             taken = Taken(len(leaves[0]), {}, None, columns, nbytes)
+            weakref.finalize(taken, self._sent, needed).atexit = False
         self.sampled_total += taken.transitions
         return taken
+
+    def transit_bytes(self, count: int) -> int:
+        """Returns the memory for so many transitions on their way: as columns, and encoded."""
+        return 2 * count * self.buffer.row_bytes
+
+    def _sent(self, nbytes: int) -> None:
+        self.transit.give_back(nbytes)
+        self._ready.set()  # a learner may wait for the memory
 
     async def next(
         self,
@@ -252,7 +292,7 @@ class BufferTable:
             wake = alarm if deadline is None else min(alarm, deadline)
             self._ready.clear()
             try:
-                await asyncio.wait_for(self._ready.wait(), (wake - now) / 1e9)
+                await wait_within(self._ready.wait(), (wake - now) / 1e9)
             except asyncio.TimeoutError:
                 if time.monotonic_ns() - wake > _STOOD_STILL_NS:
                     # This process was stopped: what the producers sent has not been read yet.
@@ -263,6 +303,11 @@ class BufferTable:
         """Takes note that a learner has a batch: a rollout makes room for others."""
         if taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
             self.buffer.rollouts.release(taken.rollout)
+            self._changed()
+
+    def release_ready(self, index: int) -> None:
+        """Takes note that a rollout that was given back was used all the same."""
+        if isinstance(self.buffer, RolloutBuffer) and self.buffer.rollouts.release_ready(index):
             self._changed()
 
     def give_back(self, taken: Taken) -> None:

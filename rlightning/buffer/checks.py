@@ -34,6 +34,11 @@ RESERVED = frozenset(
 """Columns that the buffer itself writes; no policy output or extra field may be called so."""
 
 
+# Sizes of a transition's own columns: reward and two flags for each agent; and all others.
+_REWARD_BYTES = 4 + 1 + 1
+_OWN_BYTES = 8 + 8 + 8 + 1 + 1  # episode_id, step, policy_version, action_source, cut
+
+
 @dataclass(frozen=True)
 class Schema:
     """What every item of a group looks like; grows until all of it was seen once.
@@ -70,6 +75,16 @@ class Schema:
         if self.executed is not None or not self.plain:
             return self.executed
         return (self.outputs or {}).get("action")
+
+    @property
+    def row_bytes(self) -> int:
+        """Size in bytes of one transition of one row, in all columns."""
+        parts = [*self.extras.values(), *(self.outputs or {}).values()]
+        if self.executed is not None:
+            parts.append(self.executed)
+        observations = 2 * self.observation.nbytes  # that of the step, and the next one
+        rewards = _REWARD_BYTES * (1 if self.agents is None else len(self.agents))
+        return observations + rewards + _OWN_BYTES + sum(layout.nbytes for layout in parts)
 
     def difference(self, other: Schema) -> str | None:
         """Says what keeps rows of `other` from being stored beside these; None if nothing."""

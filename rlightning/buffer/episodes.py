@@ -92,8 +92,16 @@ class EpisodeGroup(Group):
                 }
                 self._storage.push_flat(layouts, columns)
 
+    def length_with(self, steps: int) -> int:
+        """Returns the first axis that the columns have after so many more steps."""
+        length = self._length
+        while self.rows and self.highest + steps >= length:
+            length *= 2
+        return length
+
     def _make_room(self) -> None:
-        if self.rows and self.highest + 1 >= self._length:
-            self._length *= 2
+        length = self.length_with(1)
+        if length > self._length:
+            self._length = length
             for column in self.columns.values():
-                column.resize(self._length)
+                column.resize(length)

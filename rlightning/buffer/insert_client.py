@@ -18,6 +18,7 @@ from rlightning.errors import (
     RemoteError,
     ReplayError,
     ResourceExhaustedError,
+    StorageFullError,
     UnavailableError,
 )
 from rlightning.rpc.channel import connect
@@ -25,6 +26,7 @@ from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status, too_large
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.utils.waiting import wait_within
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Reader, Writer, fill_env_ret, fill_policy_response
 
@@ -104,6 +106,8 @@ class InsertClient:
         self._progress = asyncio.Event()
         self._failure: RemoteError | None = None
         self._refusal: RemoteError | None = None
+        self._acks = 0
+        self._waits_for_room = True
 
     @property
     def address(self) -> str:
@@ -170,6 +174,7 @@ class InsertClient:
                 are not joined to those before.
             ResourceExhaustedError: The item passes the session's cap.
             CodecError: The item holds something that cannot be sent.
+            StorageFullError: There is no room, and nobody waits for it: `stop_waiting_for_room`.
             RemoteError: The session ended for good.
         """
         session = self._session
@@ -178,9 +183,7 @@ class InsertClient:
         while self._window and (
             len(self._window) >= self._window_messages or self._unacked_bytes >= self._window_bytes
         ):
-            self._raise_errors()
-            self._progress.clear()
-            await self._progress.wait()
+            await self._progressed()
         self._raise_errors()
         writer = Writer()
         request = session.new_request()
@@ -207,6 +210,15 @@ class InsertClient:
         self._unacked_bytes += len(data)
         await session.send(data)
 
+    def stop_waiting_for_room(self) -> None:
+        """Lets `insert` and `flush` raise instead of waiting for room in a full buffer.
+
+        For the end of a run, when who would make room may be gone. They still wait for the acks of
+        what the buffer has room for.
+        """
+        self._waits_for_room = False
+        self._progress.set()
+
     async def flush(self, timeout_s: float | None = None) -> None:
         """Returns when everything that was inserted is acked.
 
@@ -216,10 +228,11 @@ class InsertClient:
         Raises:
             DeadlineExceededError: It took longer.
             InvalidRequestError: The server refused an item, as in `insert`.
+            StorageFullError: As in `insert`.
             RemoteError: The session ended for good.
         """
         try:
-            await asyncio.wait_for(self._flushed(), timeout_s)
+            await wait_within(self._flushed(), timeout_s)
         except asyncio.TimeoutError:
             raise DeadlineExceededError(
                 f"{len(self._window)} messages are not acked after {timeout_s:g} s",
@@ -228,10 +241,36 @@ class InsertClient:
 
     async def _flushed(self) -> None:
         while self._window:
-            self._raise_errors()
+            await self._progressed()
+        self._raise_errors()
+
+    async def _progressed(self) -> None:
+        """Waits until the window may have changed."""
+        self._raise_errors()
+        if self._waits_for_room:
             self._progress.clear()
             await self._progress.wait()
-        self._raise_errors()
+        elif await self._is_full():
+            raise StorageFullError(
+                f"{self.address}: the buffer has no room for the last {len(self._window)} messages"
+            )
+
+    async def _is_full(self) -> bool:
+        """Asks the server how far it is; returns whether it has no room for what is not acked.
+
+        A number that comes again is answered with an ack at once, and after all that came before it
+        was stored if there was room. So an ack without news says that there was none.
+        """
+        session = self._session
+        assert session is not None
+        again = session.new_request()
+        again.insert.seq = self._window[0].seq
+        again.insert.epoch = session.epoch
+        acks, acked = self._acks, self.acked
+        self._progress.clear()
+        await session.send(again.SerializeToString())
+        await self._progress.wait()  # for an ack, or for the welcome of the next connection
+        return self._acks > acks and self.acked == acked
 
     def _raise_errors(self) -> None:
         if self._failure is not None:
@@ -275,6 +314,7 @@ class InsertClient:
         if reader.message.WhichOneof("body") != "ack":
             return
         ack = reader.message.ack
+        self._acks += 1
         self._forget(ack.seq)
         if ack.expected_seq:
             raise PreconditionError(

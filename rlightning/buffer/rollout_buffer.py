@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rlightning.buffer.assembly import Group
@@ -96,6 +96,16 @@ class RolloutBuffer(DataBuffer):
     @property
     def _collects(self) -> bool:
         return bool(self.storages and self.rollouts.groups)
+
+    @property
+    def _size_keys(self) -> str:
+        return "buffer.rollout_length, buffer.max_rollouts"
+
+    def _alive(self) -> Collection[Group]:
+        return {*self._groups.values(), *self.rollouts.alive()}
+
+    def _storage_bytes(self, row_bytes: int) -> int:
+        return 0  # nothing of the envs that are opened is stored there, and `sample` drops the rest
 
     def _opened(self, meta: EnvMeta) -> Group:
         return self.rollouts.open(meta)

@@ -91,6 +91,7 @@ class Rollout:
 
     Attributes:
         index: Number of the rollout.
+        groups: As given; their columns live as long as this does, also after they were closed.
         env_ids: Ids of the envs, in the order of their rows.
         rows: Number of rows of each env.
         transitions: Number of transitions.
@@ -101,6 +102,7 @@ class Rollout:
         self.index = index
         self.env_ids = [group.env_id for group in groups]
         self.rows = [group.rows for group in groups]
+        self.groups = groups
         self._parts = [group.window(index) for group in groups]
         self._layouts = _layouts(groups)
         self.transitions = len(self._parts[0]["step"][0]) * sum(self.rows)
@@ -189,6 +191,11 @@ class RolloutCollector:
         collecting = sum(int((group.positions - start).sum()) for group in self.groups.values())
         return collecting + sum(rollout.transitions for rollout in self._held.values())
 
+    def alive(self) -> set[RolloutGroup]:
+        """Returns the envs whose columns exist, also removed ones that a rollout still needs."""
+        held = (group for rollout in self._held.values() for group in rollout.groups)
+        return {*self.groups.values(), *held}
+
     def open(self, meta: EnvMeta) -> RolloutGroup:
         """Adds an env, whose rows the next rollout waits for."""
         group = self.groups[meta.env_id or ""] = RolloutGroup(meta, self)
@@ -236,6 +243,15 @@ class RolloutCollector:
     def release(self, rollout: Rollout) -> None:
         """Gives the room of a rollout that was taken to new ones."""
         self._held.pop(rollout.index, None)
+
+    def release_ready(self, index: int) -> bool:
+        """Releases a rollout by its number if it is ready; tells whether it was."""
+        for rollout in self._ready:
+            if rollout.index == index:
+                self._ready.remove(rollout)
+                self.release(rollout)
+                return True
+        return False
 
     def clear(self) -> int:
         """Drops all complete transitions but those of rollouts that were taken; returns how many.

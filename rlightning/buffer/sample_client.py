@@ -22,6 +22,7 @@ from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.utils.waiting import wait_within
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Batch, ChunkJoiner, Limits, Reader, decode_batch
 
@@ -81,7 +82,6 @@ class SampleClient:
         self._requested = 0
         self._joining = 0
         self._joiner: ChunkJoiner | None = None
-        self._received = 0
         self._lent = 0
         self._acks: deque[int] = deque(maxlen=_ACKS_KEPT)
         self._progress = asyncio.Event()
@@ -155,7 +155,7 @@ class SampleClient:
         await self.ack()
         await self._request(session, max(1, self._prefetch))
         try:
-            await asyncio.wait_for(self._some(), timeout_s)
+            await wait_within(self._some(), timeout_s)
         except asyncio.TimeoutError:
             raise DeadlineExceededError(
                 f"no batch within {timeout_s:g} s", peer=self.address
@@ -167,12 +167,14 @@ class SampleClient:
 
     async def ack(self) -> None:
         """Tells the server that the last batch was used: its rows may go. Safe to repeat."""
+        session = self._session
+        if session is None:
+            return
+        await session.settled()
         lent, self._lent = self._lent, 0
-        if lent and self._session is not None:
+        if lent:
             self._acks.append(lent)
-            request = self._session.new_request()
-            request.ack.batch_id = lent
-            await self._session.send(request.SerializeToString())
+            await session.send(self._ack(session, lent))
 
     async def _some(self) -> None:
         """Returns when there is a batch, or raises what keeps it from coming."""
@@ -195,6 +197,13 @@ class SampleClient:
             self._requested += missing
             await session.send(self._credit(session, missing))
 
+    def _ack(
+        self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], batch_id: int
+    ) -> bytes:
+        request = session.new_request()
+        request.ack.batch_id = batch_id
+        return request.SerializeToString()
+
     def _credit(
         self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], batches: int
     ) -> bytes:
@@ -216,21 +225,21 @@ class SampleClient:
         self._storage_id = storage_id
         self._joining, self._joiner = 0, None
         for batch_id in self._acks:
-            request = session.new_request()
-            request.ack.batch_id = batch_id
-            await session.send_now(request.SerializeToString())
+            await session.send_now(self._ack(session, batch_id))
         # Unacked batches come again by themselves, and none before a credit, be it of 0.
         self._requested = max(0, self._ahead - len(self._fetched))
         await session.send_now(self._credit(session, self._requested))
 
     def _begin_session(self, *, restarted: bool) -> None:
-        """Takes note that the server knows nothing of this client's batches."""
-        self._received = self._lent = 0
-        self._acks.clear()
-        if restarted:  # what it had sent exists here alone
+        """Takes note that the server does not know which batches are here."""
+        if restarted:  # they exist here alone
             self._fetched = deque(_Fetched(0, batch) for _, batch in self._fetched)
-        else:  # it gave them back, and they come again
+            self._acks.clear()
+        else:  # it gave them back: what is not used yet comes again, here or to another learner
             self._fetched.clear()
+            if self._lent:
+                self._acks.append(self._lent)
+        self._lent = 0
 
     def _on_message(self, reader: Reader[pb.SampleResponse]) -> None:
         body = reader.message.WhichOneof("body")
@@ -241,7 +250,7 @@ class SampleClient:
             self._progress.set()
 
     def _join(self, chunk: pb.SampleChunk) -> None:
-        if chunk.batch_id <= self._received:
+        if chunk.batch_id == self._lent or any(chunk.batch_id == id for id, _ in self._fetched):
             return  # sent again after a cut, but it is here
         if chunk.batch_id != self._joining:
             if chunk.total_bytes > self._max_batch_bytes:
@@ -257,7 +266,6 @@ class SampleClient:
         if whole is None:
             return
         self._joiner = None
-        self._received = self._joining
         batch = decode_batch(whole, Limits(max_bytes=self._max_batch_bytes))
         self._fetched.append(_Fetched(batch.batch_id, batch))
         self._requested = max(0, self._requested - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -39,7 +40,7 @@ class Launcher(str, Enum):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from rlightning import __version__
+        from rlightning._version import __version__
 
         typer.echo(f"rlightning {__version__}")
         raise typer.Exit
@@ -119,20 +120,42 @@ def health(
         ),
     ] = "",
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 2.0,
-    ca_file: Annotated[
+    ca: Annotated[
         Optional[Path],  # noqa: UP045 - typer evaluates it, also on 3.10
-        typer.Option(help="Certificate authority of a TLS listener."),
+        typer.Option("--ca", "--ca-file", help="Certificate authority of a TLS listener."),
+    ] = None,
+    cert: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Client certificate, for a listener that asks for one."),
+    ] = None,
+    key: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Its private key."),
+    ] = None,
+    token: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Bearer token."),
     ] = None,
 ) -> None:
     """Exit 0 if a service is SERVING, else 1."""
     import asyncio
 
+    from rlightning.errors import ConfigError
     from rlightning.rpc.health import ServingStatus
     from rlightning.rpc.health import check as ask
     from rlightning.utils.config import ClientAuthConfig
+    from rlightning.utils.config.rpc import check_address
 
-    auth = None if ca_file is None else ClientAuthConfig(ca_file=str(ca_file))
     with one_line_errors(debug=False):
+        if (cert is None) != (key is None):
+            raise ConfigError("--cert and --key belong together")
+        try:
+            check_address(address)
+        except ValueError as error:
+            raise ConfigError(f"ADDR: {error}") from None
+        files = {"ca_file": ca, "cert_file": cert, "key_file": key}
+        shown = {name: str(file) for name, file in files.items() if file is not None}
+        auth = ClientAuthConfig(token=token, **shown)
         status = asyncio.run(ask(address, check, timeout_s=timeout, auth=auth))
     typer.echo(status.name)
     raise typer.Exit(0 if status is ServingStatus.SERVING else EXIT_FAILED)
@@ -148,4 +171,5 @@ def init(
 
         for path in write_project(folder):
             typer.echo(f"wrote {path}")
-    typer.echo(f"next: cd {folder} && pytest && rlightning train config.yaml")
+    tests = "pytest" if find_spec("pytest") else "pip install pytest && pytest"
+    typer.echo(f"next: cd {folder} && {tests} && rlightning train config.yaml")

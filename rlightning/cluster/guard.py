@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator
@@ -48,6 +49,38 @@ def _one_line(
 ) -> str:
     """Formats a warning without the place in the code, which says nothing to who runs a command."""
     return f"warning: {message}\n"
+
+
+def require_policy_server() -> None:
+    """Checks that the libraries of a policy server are installed, without loading them.
+
+    Raises:
+        ConfigError: One is not; names the extra of this library that brings it.
+    """
+    require("the policy server", "policy", "torch", "safetensors")
+
+
+def require(what: str, extra: str, *modules: str) -> None:
+    """Checks that libraries are installed, without loading them.
+
+    Args:
+        what: Who needs them.
+        extra: Extra of this library that brings them.
+        modules: Their names.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"{what} needs {name}: pip install 'rlightning[{extra}]'")
+
+
+def put_current_folder_last() -> None:
+    """Undoes that `python -m` puts the current folder first, where it would shadow libraries."""
+    here = str(Path.cwd())
+    if sys.path[:1] == [here]:
+        sys.path.append(sys.path.pop(0))
 
 
 def add_import_paths(paths: list[str]) -> None:

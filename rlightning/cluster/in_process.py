@@ -120,6 +120,10 @@ class InProcessBackend:
         """Returns the version of the weights in use."""
         return self._host.version
 
+    def env_steps(self) -> int:
+        """Returns the env steps taken in this run; every row counts."""
+        return sum(group.env_steps for group in self._groups)
+
     def observe(self) -> ClusterState:
         """Returns how the parts fare; each episode is reported once."""
         return self._loop.run(self._observe())
@@ -135,7 +139,7 @@ class InProcessBackend:
         for name in ("queue", "batch_wait", "inference"):
             latencies[f"policy.{name}"] = getattr(batcher, name).summary()
         return ClusterState(
-            env_steps=sum(group.env_steps for group in self._groups),
+            env_steps=self.env_steps(),
             episodes=episodes,
             policy_version=self._host.version,
             latencies=latencies,

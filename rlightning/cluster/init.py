@@ -13,11 +13,14 @@ _SUFFIX = ".tmpl"
 def write_project(folder: Path) -> list[Path]:
     """Writes a config, an env, a policy and a test into a folder, which is made if absent.
 
+    What else is in the folder stays as it is.
+
     Returns:
         The files.
 
     Raises:
-        ConfigError: One of the files is there already, or the folder cannot be written.
+        ConfigError: One of the files is there already, or the folder cannot be written; then none
+            is.
     """
     templates = resources.files("rlightning.cluster") / "templates"
     files = {
@@ -25,9 +28,11 @@ def write_project(folder: Path) -> list[Path]:
         for template in templates.iterdir()
         if template.name.endswith(_SUFFIX)
     }
-    for path in files:
-        if path.exists():
-            raise ConfigError(f"{path} exists; name a new folder")
+    taken = [path.name for path in sorted(files) if path.exists()]
+    if taken:
+        raise ConfigError(
+            f"{folder} holds {', '.join(taken)} already; nothing was written: name another folder"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():

@@ -71,10 +71,18 @@ class LocalLauncher:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._kill_all)
             self._run.save_config(self.config)
-            self._launch(("policy", "buffer"), deadline)
-            self._launch(("env",), deadline)
-            self._wait_serving(deadline)
+            self._tell_of_absent()
+            try:
+                self._launch(("policy", "buffer"), deadline)
+                self._launch(("env",), deadline)
+                self._wait_serving(deadline)
+            except ClusterError as error:
+                logs = str(self._run.logs)
+                if logs in str(error) or not self._run.has_logs:
+                    raise
+                raise ClusterError(f"{error}; logs in {logs}") from None
             on_failure.pop_all()
+        self._run.begin()
         for section in SECTIONS:
             watcher = threading.Thread(target=self._watch, args=(section,), daemon=True)
             watcher.start()
@@ -144,12 +152,25 @@ class LocalLauncher:
                 listener.address = address
         self._run.save_config(self.config)
 
+    def _tell_of_absent(self) -> None:
+        """Says which services are waited for that others have to start."""
+        for section in SECTIONS:
+            address = self._service(section).address
+            if address is not None and not self._is_up(section):
+                timeout_s = self.config.services.start_timeout_s
+                self._report(
+                    f"waiting up to {timeout_s:g} s for the {LABELS[section]} at {address} ..."
+                )
+
+    def _is_up(self, section: str) -> bool:
+        # One that waits for its first weights is SERVING once a learner has given it some.
+        waits = section == "policy" and self.config.policy.initial_weights == "none"
+        return self.probe(section, health.LIVENESS if waits else health.OVERALL)
+
     def _wait_serving(self, deadline: float) -> None:
         for section in SECTIONS:
             where = f"the {LABELS[section]} at {self.address(section)}"
-            # One that waits for its first weights is SERVING once a learner has given it some.
-            waits = section == "policy" and self.config.policy.initial_weights == "none"
-            while not self.probe(section, health.LIVENESS if waits else health.OVERALL):
+            while not self._is_up(section):
                 self._check_start(deadline, f"{where} is not SERVING")
                 time.sleep(_POLL_S)
 

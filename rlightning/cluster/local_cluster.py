@@ -32,7 +32,8 @@ _POLL_S = 0.5
 class LocalCluster:
     """Starts the services of a config, and stops them at the end of the `with` block.
 
-    The envs step and the buffer fills from the start; the program samples, learns and publishes.
+    The program publishes, samples and learns. The envs step and the buffer fills once there are
+    weights: from the first publish on, or from the start with `policy.initial_weights: random`.
 
     Args:
         config: A YAML file, several that are merged from left to right, or a config.

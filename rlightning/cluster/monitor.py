@@ -72,8 +72,8 @@ class Monitor:
     def updated(self, update: Update) -> None:
         """Takes note of one update of the learner; called by its loop."""
         self._staleness = update.staleness
-        oldest = {"charts/max_staleness": float(update.max_staleness)}
-        self._scalars.add({**update.metrics, **oldest}, self._learner.rows)
+        oldest = {"charts/max_staleness": update.max_staleness}
+        self._scalars.add({**update.metrics, **oldest}, self._learner.env_steps)
 
     def check(self) -> None:
         """Raises what ended the look-out, if anything did."""
@@ -117,6 +117,9 @@ class Monitor:
             updates=self._learner.updates,
             policy_version=state.policy_version,
             staleness=self._staleness,
+            max_staleness=self._learner.max_staleness,
+            rows_learned=self._learner.rows,
+            rows_skipped=self._learner.skipped_rows,
             latencies={**state.latencies, **dict(learning)},
         )
         self._record()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rlightning.cluster.guard import require_policy_server
+from rlightning.env.utils.backends import backend_class
 from rlightning.errors import ConfigError
 from rlightning.utils.config import MainConfig
 
@@ -14,10 +16,16 @@ def prepare(config: MainConfig) -> MainConfig:
     """Returns a copy in which every seed has a value, derived from `train.seed`.
 
     Raises:
-        ConfigError: There is no env.
+        ConfigError: There is no env, nothing here hosts it, or the policy server is not installed.
     """
     if not config.env:
         raise ConfigError("the config has no env; add a section 'env'")
+    for env in config.env:
+        # A class of the user's own is for the env server to import.
+        if config.services.env.address is None and ":" not in env.backend:
+            backend_class(env.backend)
+    if config.services.policy.address is None:
+        require_policy_server()
     prepared = config.model_copy(deep=True)
     seeds = np.random.SeedSequence(config.train.seed).generate_state(1 + len(config.env))
     # Simulators and torch take what fits a signed 32-bit integer.
@@ -28,6 +36,22 @@ def prepare(config: MainConfig) -> MainConfig:
         if env.seed is None:
             env.seed = seed
     return prepared
+
+
+def check_batch_size(config: MainConfig) -> None:
+    """Checks that a rollout holds a minibatch, where the config tells how large a rollout is.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if config.buffer.type != "RolloutBuffer" or config.services.env.address is not None:
+        return
+    length, envs = config.buffer.rollout_length, sum(e.num_workers * e.num_envs for e in config.env)
+    if config.train.batch_size > length * envs:
+        raise ConfigError(
+            f"train.batch_size: expected at most {length * envs}, the rows of one rollout "
+            f"(buffer.rollout_length {length}, {envs} envs), got {config.train.batch_size}"
+        )
 
 
 def own_state(config: MainConfig, run: Path) -> None:

@@ -18,6 +18,9 @@ from rlightning.utils.config.environment import child_environment
 # Without these, glibc maps and unmaps every block above 128 KiB, and each message of that size pays
 # for fresh pages: an image batch ran 2.6 times slower. 32 MiB is the largest threshold glibc takes.
 MALLOC_ENV = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
+# `-m` puts the current folder before all else, where a folder `rlightning` or `torch` would shadow
+# the real one; the service appends it (on 3.10, which has no such option, it moves it to the end).
+_SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 LABELS = {"env": "env server", "policy": "policy server", "buffer": "buffer server"}
 
 
@@ -55,7 +58,7 @@ class ServiceProcess:
         self.log = logs / f"{section}_server.log"
         self._announcement = logs / f".{section}_server.json"
         self._command = [
-            *(sys.executable, "-m", f"rlightning.services.{section}_server"),
+            *(sys.executable, *_SAFE_PATH, "-m", f"rlightning.services.{section}_server"),
             *("--config", str(config_file)),
             *options,
         ]

@@ -23,6 +23,10 @@ class Progress:
         updates: Rollout batches that were learned from.
         policy_version: Version of the weights in use.
         staleness: Mean age of the last batch's rows in versions; None before the first batch.
+        max_staleness: Age of the oldest row learned from so far, in versions; None before one.
+        rows_learned: Rows learned from; fewer than `env_steps`, since the last ones are not.
+        rows_skipped: Rows left out, since other weights than the learner's had acted in some of
+            their rollout.
         latencies: By stage: {count, mean, p50, p90, p99, max} in seconds.
     """
 
@@ -34,6 +38,9 @@ class Progress:
     updates: int = 0
     policy_version: int = 0
     staleness: float | None = None
+    max_staleness: int | None = None
+    rows_learned: int = 0
+    rows_skipped: int = 0
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def line(self) -> str:
@@ -91,5 +98,8 @@ def describe_run(progress: Progress, outcome: str) -> dict[str, Any]:
         "updates": progress.updates,
         "policy_version": progress.policy_version,
         "staleness": progress.staleness,
+        "max_staleness": progress.max_staleness,
+        "rows_learned": progress.rows_learned,
+        "rows_skipped": progress.rows_skipped,
         "latencies_s": {name: dict(summary) for name, summary in progress.latencies.items()},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
@@ -14,7 +15,7 @@ from rlightning.buffer.remote_buffer import BufferClient, SampleClient
 from rlightning.cluster.backend import ClusterState
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.progress import find_latencies
-from rlightning.env.remote_client import EnvClient
+from rlightning.env.remote_client import EnvClient, EnvStatus
 from rlightning.errors import DeadlineExceededError, UnavailableError
 from rlightning.policy import PolicyClient, WeightPublisher
 from rlightning.rpc.loop import shared_loop
@@ -44,6 +45,7 @@ class RemoteBackend:
         self._cursor = 0
         self._steps_before = 0
         self._steps = 0
+        self._counting = asyncio.Lock()
 
     def __enter__(self) -> Self:
         self._loop.run(self._open())
@@ -111,6 +113,24 @@ class RemoteBackend:
             lambda timeout_s: self._policy.describe(timeout_s=timeout_s)
         ).policy_version
 
+    def env_steps(self) -> int:
+        """Returns the env steps taken in this run; every row counts.
+
+        While the env server is away: as it was last seen.
+        """
+        with contextlib.suppress(UnavailableError, DeadlineExceededError):
+            self._loop.run(self._describe_env())
+        return self._steps_before + self._steps
+
+    async def _describe_env(self) -> EnvStatus:
+        # One at a time: an answer that is overtaken would look like that of a server come back.
+        async with self._counting:
+            env = await self._env.describe(self._cursor, timeout_s=_LOOK_TIMEOUT_S)
+            if env.env_steps < self._steps:  # an env server that came back counts from 0
+                self._steps_before += self._steps
+            self._steps = env.env_steps
+        return env
+
     def _patiently(self, call: Callable[[float], Coroutine[Any, Any, _T]]) -> _T:
         """Calls a service again while it may come back; one that is gone for good ends this.
 
@@ -135,12 +155,9 @@ class RemoteBackend:
         policy, buffer, env = await asyncio.gather(
             self._policy.describe(timeout_s=_LOOK_TIMEOUT_S),
             self._buffer.describe(timeout_s=_LOOK_TIMEOUT_S),
-            self._env.describe(self._cursor, timeout_s=_LOOK_TIMEOUT_S),
+            self._describe_env(),
         )
         self._cursor = env.episode_cursor
-        if env.env_steps < self._steps:  # an env server that came back counts from 0
-            self._steps_before += self._steps
-        self._steps = env.env_steps
         latencies = dict(find_latencies(env.stats, "env."))
         for prefix, stats in (("policy.", policy.stats), ("buffer.", buffer.stats)):
             for name, summary in find_latencies(stats, prefix):

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlightning import __version__
+from rlightning._version import __version__
 from rlightning.env.episodes import EpisodeRecord
 from rlightning.utils.config import MainConfig
 
@@ -32,10 +33,12 @@ class Run:
     Attributes:
         path: The folder, `<log_dir>/<name>/<n>`.
         manifest: What `manifest.json` holds.
+        began: Whether its parts were up, so that `latest` points to it.
     """
 
     path: Path
     manifest: dict[str, Any] = field(default_factory=dict)
+    began: bool = False
 
     @classmethod
     def create(cls, config: MainConfig, *, command: Sequence[str]) -> Run:
@@ -72,7 +75,6 @@ class Run:
             "pid": os.getpid(),
         }
         run._save_manifest()
-        _point_latest(parent, path.name)
         return run
 
     @property
@@ -126,8 +128,21 @@ class Run:
                     )
                 )
 
+    @property
+    def has_logs(self) -> bool:
+        """Whether a service has written anything."""
+        return any(log.stat().st_size for log in self.logs.glob("*.log"))
+
+    def begin(self) -> None:
+        """Lets `latest` point to this run, now that its parts are up."""
+        self.began = True
+        _point_latest(self.path.parent, self.path.name)
+
     def finish(self, outcome: str, summary: dict[str, Any] | None = None) -> None:
-        """Records how the run ended."""
+        """Records how the run ended; one that never began leaves its folder only with logs."""
+        if not (self.began or self.has_logs):
+            shutil.rmtree(self.path)
+            return
         self.manifest.update(
             outcome=outcome, end=_now(), **({"summary": summary} if summary else {})
         )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-from rlightning.cluster.guard import add_import_paths, one_line_errors
+from rlightning.cluster.guard import add_import_paths, one_line_errors, put_current_folder_last
 from rlightning.cluster.logs import configure_logging
+from rlightning.errors import ConfigError
 from rlightning.rpc.server import run_server
 from rlightning.rpc.service import Service
-from rlightning.utils.config import MainConfig, load_config
+from rlightning.utils.config import ListenConfig, LogConfig, MainConfig, load_config
+from rlightning.utils.config.rpc import check_address
 
 
 def service_main(name: str, make_service: Callable[[MainConfig], Service]) -> None:
@@ -64,13 +67,13 @@ def service_main(name: str, make_service: Callable[[MainConfig], Service]) -> No
             main_config = load_config(config, overrides or [])
             section = getattr(main_config.services, name.removesuffix("_server"))
             if listen is not None:
-                section.listen = [section.listen[0].model_copy(update={"address": listen})]
+                section.listen = [_listener(section.listen[0], listen)]
             if insecure:
                 section.listen = [
                     one.model_copy(update={"plaintext": True}) for one in section.listen
                 ]
             level = log_level or ("DEBUG" if debug else main_config.log.level)
-            configure_logging(level.upper(), service=name, as_json=log_json)
+            configure_logging(_known_level(level), service=name, as_json=log_json)
             folders = [str(file.resolve().parent) for file in config]
             add_import_paths([*main_config.services.python_path, *folders])
             if exit_with_stdin:
@@ -86,9 +89,34 @@ def service_main(name: str, make_service: Callable[[MainConfig], Service]) -> No
             )
         raise typer.Exit(code)
 
+    put_current_folder_last()
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(help=f"Runs the {name.replace('_', ' ')}.")(run)
     app(prog_name=f"python -m rlightning.services.{name}")
+
+
+def _listener(configured: ListenConfig, address: str) -> ListenConfig:
+    """Returns a listener as configured, at another address.
+
+    Raises:
+        ConfigError: It is no address.
+    """
+    try:
+        return configured.model_copy(update={"address": check_address(address)})
+    except ValueError as error:
+        raise ConfigError(f"--listen: {error}") from None
+
+
+def _known_level(level: str) -> str:
+    """Returns the name of a level in capitals.
+
+    Raises:
+        ConfigError: There is no such level.
+    """
+    known = typing.get_args(LogConfig.model_fields["level"].annotation)
+    if level.upper() not in known:
+        raise ConfigError(f"--log-level: expected one of {', '.join(known)}, got {level!r}")
+    return level.upper()
 
 
 def _stop_when_stdin_ends() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,22 +14,24 @@ import typer
 from rlightning import learner
 from rlightning.cluster.backend import Backend
 from rlightning.cluster.display import Display
+from rlightning.cluster.guard import require
 from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.monitor import Monitor
-from rlightning.cluster.prepare import own_state, prepare
+from rlightning.cluster.prepare import check_batch_size, own_state, prepare
 from rlightning.cluster.progress import Progress, describe_run, number
 from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
-from rlightning.errors import ConfigError
 from rlightning.learner.loop import LearnerStats
 from rlightning.utils.config import MainConfig, keys_without_effect
 
 SOLVED = "solved"
 FINISHED = "finished"
 MISSED = "target_missed"
+
+_CHECK_EVERY_S = 0.5
 
 
 def train(
@@ -50,20 +52,25 @@ def train(
         ClusterError: A service did not start, or is gone for good.
         KeyboardInterrupt: The run was stopped from outside; its folder says so.
     """
-    _preload_learner()
+    require("training", "learn", "torch", "tensordict", "torchrl")
     prepared = prepare(config)
+    check_batch_size(prepared)
+    # Loading the learner's libraries takes seconds, beside the start of the services.
+    threading.Thread(target=learner.preload, name="imports", daemon=True).start()
     run = Run.create(prepared, command=this_command())
     outcome, end = "failed", {}
     display = Display(quiet=quiet, to_stderr=as_json, total_steps=config.train.max_env_steps)
     try:
         with interruptible(), display:
-            display.message(f"run folder {run.path}")
             for key in keys_without_effect(prepared):
                 display.message(f"note: '{key}' has no effect here")
             with _backend(prepared, run, display, in_process=in_process) as backend:
                 outcome, progress = _learn(prepared, backend, run, display)
                 end = describe_run(progress, outcome)
-                _summarise(display, progress, outcome)
+                _summarise(display, progress, outcome, prepared.train.target_return)
+                if prepared.train.after_target == "serve":
+                    run.finish(outcome, end)
+                    _serve_on(backend, display)
     except KeyboardInterrupt:
         outcome = "interrupted"
         raise
@@ -74,28 +81,19 @@ def train(
     return outcome in {SOLVED, FINISHED}
 
 
-def _preload_learner() -> None:
-    """Begins to load the learner's libraries, which takes seconds, beside the services' start.
-
-    Raises:
-        ConfigError: They are not installed.
-    """
-    for name in ("torch", "tensordict", "torchrl"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"training needs {name}: pip install 'rlightning[learn]'")
-    threading.Thread(target=learner.preload, name="imports", daemon=True).start()
-
-
 @contextlib.contextmanager
 def _backend(
     config: MainConfig, run: Run, display: Display, *, in_process: bool
 ) -> Iterator[Backend]:
     if in_process:
         with InProcessBackend(config) as local:
+            run.begin()
+            display.message(f"run folder {run.path}")
             yield local
         return
     own_state(config, run.path)
     with LocalLauncher(config, run, report=display.message) as launcher:
+        display.message(f"run folder {run.path}")
         for line in launcher.summary():
             display.message(line)
         with RemoteBackend(launcher) as remote:
@@ -134,10 +132,28 @@ def _learn(
     return (FINISHED if config.train.target_return is None else MISSED), monitor.progress
 
 
-def _summarise(display: Display, progress: Progress, outcome: str) -> None:
+def _serve_on(backend: Backend, display: Display) -> None:
+    """Keeps the services up until somebody stops the run, which has had its end before.
+
+    Raises:
+        ClusterError: A service is gone for good.
+    """
+    display.message("serving on with the last weights; Ctrl-C or SIGTERM stops")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            backend.check()
+            time.sleep(_CHECK_EVERY_S)
+
+
+def _summarise(
+    display: Display, progress: Progress, outcome: str, target_return: float | None
+) -> None:
     display.latency_table(progress.latencies)
     rate = progress.env_steps / max(progress.elapsed_s, 1e-9)
+    ending = outcome
+    if outcome == MISSED:
+        ending = f"the target return of {target_return:g} was not reached"
     display.message(
-        f"{outcome}: mean return {number(progress.mean_return)} after {progress.env_steps:,} env "
+        f"{ending}: mean return {number(progress.mean_return)} after {progress.env_steps:,} env "
         f"steps and {progress.elapsed_s:.1f} s ({rate:,.0f} steps/s), {progress.updates} updates"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from rlightning.utils.waiting import wait_within
+
 
 class ActorControl:
     """Starts, pauses and stops actors, each after the step in flight. Belongs to one event loop.
@@ -58,13 +60,13 @@ class ActorControl:
     async def wait_idle(self, timeout_s: float) -> bool:
         """Waits until every actor waits or has ended; returns whether that came in time."""
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            await wait_within(self._idle.wait(), timeout_s)
         return self.idle
 
     async def sleep(self, seconds: float) -> None:
         """Waits, but no longer than until `stop`."""
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), seconds)
+            await wait_within(self._stop.wait(), seconds)
 
     async def go_on(self) -> bool:
         """Waits while actors are paused; returns whether the one that asks may go on."""

@@ -21,6 +21,7 @@ from rlightning.env.scalar_row import ScalarRow
 from rlightning.env.utils.backends import backend_class
 from rlightning.env.utils.spaces import mismatch
 from rlightning.errors import ConfigError, EnvError, ObservationError, ResetNeededError
+from rlightning.rpc.activity import Activity
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
 
@@ -48,6 +49,7 @@ class HostedGroup:
         meta: Spaces and number of rows; there after `start`.
         env_steps: Steps so far; every row counts.
         placement: Whether steps run on the event loop now.
+        activity: Whether it steps or resets, and since when.
     """
 
     meta: EnvMeta
@@ -65,6 +67,7 @@ class HostedGroup:
         self.env_id = env_id
         self.env_steps = 0
         self.placement = StepPlacement(inline_below_us)
+        self.activity = Activity()
         self._worker_index = worker_index
         self._log = log
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"env-{env_id}")
@@ -88,7 +91,8 @@ class HostedGroup:
             raise EnvError(f"env {self.env_id!r}: init gave no observation space or no num_envs")
         self._space: gym.Space[Any] = self.meta.observation_space
         self._rows = self.meta.num_envs
-        self._group = ScalarRow(self._env) if self._rows == 1 else _Rows(self._env)
+        one = self._rows == 1
+        self._group = ScalarRow(self._env, self.activity) if one else _Rows(self._env)
         self._counter = RowCounter(self.env_id, self._rows, self._log, self._env.row_seeds)
         self._policy_version = 0
 
@@ -112,7 +116,10 @@ class HostedGroup:
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        env_ret = await self._in_thread("reset", self._group.reset)
+        start = time.perf_counter()
+        with self.activity.resetting():
+            env_ret = await self._in_thread("reset", self._group.reset)
+        self.placement.record_reset(time.perf_counter() - start)
         difference = mismatch(self._space, env_ret.observation, rows=self._rows)
         if difference is not None:
             raise ObservationError(f"env {self.env_id!r}: not in the declared space: {difference}")
@@ -143,7 +150,8 @@ class HostedGroup:
             env_ret = self._timed_step(response)
         else:
             loop = asyncio.get_running_loop()
-            env_ret = await loop.run_in_executor(self._thread, self._timed_step, response)
+            with self.activity.stepping():
+                env_ret = await loop.run_in_executor(self._thread, self._timed_step, response)
         self._policy_version = getattr(response, "policy_version", 0)
         reward = self._of_rows(env_ret.last_reward, np.float32, "last_reward")
         terminated = self._of_rows(env_ret.last_terminated, np.bool_, "last_terminated")
@@ -215,7 +223,9 @@ class StepPlacement:
 
     Handing a step to a thread and back costs about 50 us of two threads' time, and more when they
     contend for the interpreter's lock; a step that takes less would only be slowed down by it. A
-    single step of more than 10 times the limit moves the group back to its thread at once.
+    single step of more than 10 times the limit moves the group back to its thread at once; a step
+    or reset of more than 0.5 s does so for good, since the end of the next episode may stop the
+    loop, and with it all heartbeats, for as long again.
 
     Args:
         inline_below_us: The limit for the median of the last steps, in microseconds.
@@ -225,6 +235,7 @@ class StepPlacement:
     """
 
     WINDOW = 32
+    STALL_S = 0.5
 
     def __init__(self, inline_below_us: int) -> None:
         self.inline = False
@@ -234,6 +245,7 @@ class StepPlacement:
 
     def record(self, seconds: float) -> None:
         """Takes the duration of a step."""
+        self.record_reset(seconds)
         self._last.append(seconds)
         self._until_next -= 1
         if self.inline and seconds > 10 * self._limit_s:
@@ -242,6 +254,12 @@ class StepPlacement:
         elif self._until_next <= 0:
             self.inline = statistics.median(self._last) < self._limit_s
             self._until_next = self.WINDOW
+
+    def record_reset(self, seconds: float) -> None:
+        """Takes the duration of a reset, such as envs do within a step when an episode ends."""
+        if seconds > self.STALL_S:
+            self.inline = False
+            self._limit_s = 0.0
 
 
 class _Rows:

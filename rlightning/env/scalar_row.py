@@ -10,6 +10,7 @@ import numpy as np
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.utils.spaces import stack
 from rlightning.errors import EnvError
+from rlightning.rpc.activity import Activity
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.utils.conversions import map_leaves
 
@@ -21,13 +22,15 @@ class ScalarRow:
 
     Args:
         env: Has one row, and leaves its reset to the caller.
+        activity: Is told of the resets at the end of episodes, which may take long.
 
     Raises:
         EnvError: It does not say its spaces.
     """
 
-    def __init__(self, env: BaseEnv) -> None:
+    def __init__(self, env: BaseEnv, activity: Activity) -> None:
         self._env = env
+        self._activity = activity
         space = env.get_observation_space()
         if not isinstance(space, gym.Space):
             raise EnvError(f"env {env.env_id!r}: expected an observation space, got {space!r}")
@@ -45,7 +48,8 @@ class ScalarRow:
         env_ret = self._env._step(one)
         if not (env_ret.last_terminated or env_ret.last_truncated):
             return self._row(env_ret, env_ret.observation, _with_row(env_ret.info))
-        first = self._env._reset()
+        with self._activity.resetting():
+            first = self._env._reset()
         info, final_info = _with_row(first.info), _with_row(env_ret.info)
         if "episode_info" in final_info:
             info["episode_info"] = final_info.pop("episode_info")

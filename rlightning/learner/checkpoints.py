@@ -43,7 +43,8 @@ class Checkpoints:
             "format": FORMAT,
             "policy_version": stats.policy_version,
             "updates": stats.updates,
-            "env_steps": stats.rows,
+            "env_steps": stats.env_steps,
+            "rows": stats.rows,
             "files": {"weights.safetensors": hashlib.sha256(weights).hexdigest()},
         }
         text = (json.dumps(manifest, indent=2) + "\n").encode()

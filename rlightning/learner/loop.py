@@ -43,6 +43,10 @@ class Source(Protocol):
         """Returns the version of the weights in use."""
         ...
 
+    def env_steps(self) -> int:
+        """Returns the env steps that were executed in this run; every row counts."""
+        ...
+
     def check(self) -> None:
         """Raises when no more data will come."""
         ...
@@ -56,7 +60,8 @@ class Update:
         number: Counts updates from 1.
         policy_version: Version under which the new weights were published.
         rows: Transitions in the batch.
-        staleness: Mean age of the batch's rows when it was learned from, in versions.
+        staleness: Mean age of the batch's rows when it was learned from, in versions; None if no
+            row says which version acted.
         max_staleness: Age of its oldest row.
         metrics: What the algorithm reported.
     """
@@ -64,8 +69,8 @@ class Update:
     number: int
     policy_version: int
     rows: int
-    staleness: float
-    max_staleness: int
+    staleness: float | None
+    max_staleness: int | None
     metrics: Mapping[str, float]
 
 
@@ -81,12 +86,19 @@ class LearnerStats:
     Attributes:
         updates: Batches learned from.
         rows: Transitions learned from.
+        skipped_rows: Transitions in batches that were left out, since other weights than those of
+            this learner had acted in some of them.
+        env_steps: Env steps executed by the last update; every row counts.
+        max_staleness: Age of the oldest row ever learned from, in versions; None before the first.
         policy_version: Version of the newest weights.
         latency: `sample_wait`, `update` and `publish`, in seconds.
     """
 
     updates: int = 0
     rows: int = 0
+    skipped_rows: int = 0
+    env_steps: int = 0
+    max_staleness: int | None = None
     policy_version: int = 0
     latency: LatencyStats = field(default_factory=_make_latency)
 
@@ -101,10 +113,16 @@ def train_loop(
     save: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     stats: LearnerStats | None = None,
 ) -> LearnerStats:
-    """Learns until it is told to stop or has learned from all steps of its budget.
+    """Learns until it is told to stop, or the envs have executed all steps of the budget.
 
     The first thing is to publish the weights that learning begins with, so that policy and learner
-    agree. Versions go on after the one that the policy already has.
+    agree. Versions go on after the one that the policy already has. Only rows in which weights of
+    this learner acted are learned from: what the envs did before, with random weights or those of
+    another learner, is off-policy by a distance that no version tells. A batch with such rows is
+    left out whole.
+
+    The budget is looked at after each update, so there is at least one, and the envs do some more
+    steps than `max_env_steps` before the last one ends.
 
     Args:
         algorithm: What learns.
@@ -124,34 +142,45 @@ def train_loop(
         RLightningError: `source` raised.
     """
     stats = LearnerStats() if stats is None else stats
-    stats.policy_version = source.policy_version() + 1
+    stats.policy_version = first_version = source.policy_version() + 1
     weights = algorithm.weights()
     source.publish(stats.policy_version, weights)
     try:
-        while not stop() and stats.rows < train.max_env_steps and stats.updates != train.max_epochs:
+        while not (
+            stop() or stats.env_steps >= train.max_env_steps or stats.updates == train.max_epochs
+        ):
             asked = time.monotonic()
             columns = _wait_for_batch(source, stop)
             if columns is None:
                 break
             got = time.monotonic()
             stats.latency.record("sample_wait", got - asked)
-            ages = stats.policy_version - np.asarray(columns["policy_version"])
+            versions = np.asarray(columns["policy_version"])
+            known = versions[versions >= 0]
+            if (known < first_version).any():
+                stats.skipped_rows += versions.size
+                continue
+            ages = stats.policy_version - known
+            oldest = int(ages.max()) if ages.size else None
             metrics = algorithm.update(columns)
             weights = algorithm.weights()
             stats.updates += 1
-            stats.rows += ages.size
+            stats.rows += versions.size
+            if oldest is not None:
+                stats.max_staleness = max(oldest, stats.max_staleness or 0)
             stats.policy_version += 1
             updated = time.monotonic()
             stats.latency.record("update", updated - got)
             source.publish(stats.policy_version, weights)
             stats.latency.record("publish", time.monotonic() - updated)
+            stats.env_steps = source.env_steps()
             on_update(
                 Update(
                     number=stats.updates,
                     policy_version=stats.policy_version,
-                    rows=ages.size,
-                    staleness=float(ages.mean()),
-                    max_staleness=int(ages.max()),
+                    rows=versions.size,
+                    staleness=float(ages.mean()) if ages.size else None,
+                    max_staleness=oldest,
                     metrics=metrics,
                 )
             )

@@ -62,19 +62,19 @@ class PPO:
     Args:
         policy: Its networks are trained in place, on the device where they are.
         config: Hyperparameters of the algorithm.
-        train: Learning rate, minibatch size, and the env steps over which the rate may fall.
+        train: Learning rate, minibatch size, and the number of rows over which the rate may fall.
         seed: Seed of the order in which rows are visited.
 
     Attributes:
         policy: The policy in training.
-        env_steps: Rows seen so far.
+        rows: Rows learned from so far.
     """
 
     def __init__(
         self, policy: ActorCritic, config: LearnerConfig, train: TrainConfig, *, seed: int
     ) -> None:
         self.policy = policy
-        self.env_steps = 0
+        self.rows = 0
         self._config = config
         self._train = train
         self._loss = ClipPPOLoss(
@@ -115,7 +115,7 @@ class PPO:
                 weights are finite still.
         """
         rollout = self._read(columns)
-        self.env_steps += rollout.numel()
+        self.rows += rollout.numel()
         rows, explained_variance = self._prepare(rollout)
         metrics = {
             "losses/learning_rate": self._anneal(),
@@ -225,7 +225,7 @@ class PPO:
         """Sets the learning rate of this update and returns it."""
         rate = self._train.lr
         if self._config.anneal_lr:
-            rate *= max(0.0, 1.0 - self.env_steps / self._train.max_env_steps)
+            rate *= max(0.0, 1.0 - self.rows / self._train.max_env_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         return rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,8 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "silu": nn.SiLU,
 }
+# Of a float32 itself, and three times that while orthogonal values for it are made.
+_BYTES_PER_WEIGHT = 16
 _LOG_SQRT_2_PI = np.float32(0.5 * math.log(2 * math.pi))
 # Stands for the weight of an action so unlikely that float32 holds no number for it.
 _LEAST_RATE = np.float32(1e-36)
@@ -67,7 +70,8 @@ class ActorCriticPolicy(BasePolicy):
         """Makes `actor` and `critic`.
 
         Raises:
-            ConfigError: `policy.model_cfg` or the observation space is none this class knows.
+            ConfigError: `policy.model_cfg` or the observation space is none this class knows, or
+                the networks would be larger than `policy.max_weights_bytes` allows.
         """
         space = env_meta.observation_space
         if space is None:
@@ -83,11 +87,28 @@ class ActorCriticPolicy(BasePolicy):
         encoder = ObservationEncoder(space)
         action_space = env_meta.action_space
         if isinstance(action_space, gym.spaces.Box):
-            mean = make(encoder, math.prod(action_space.shape), last_gain=0.01)
-            self.actor = nn.Sequential(mean, _StateIndependentStd(math.prod(action_space.shape)))
+            outputs = math.prod(action_space.shape)
         else:
-            self.actor = make(encoder, int(_discrete(action_space).n), last_gain=0.01)
+            outputs = int(_discrete(action_space).n)
+        self._check_size(encoder.size, hidden, outputs)
+        self.actor = make(encoder, outputs, last_gain=0.01)
+        if isinstance(action_space, gym.spaces.Box):
+            self.actor = nn.Sequential(self.actor, _StateIndependentStd(outputs))
         self.critic = make(encoder, 1, last_gain=1.0)
+
+    def _check_size(self, inputs: int, hidden: list[int], outputs: int) -> None:
+        """Refuses spaces whose networks take too much memory, before they take it."""
+        sizes = 0
+        for last in (outputs, 1):
+            layers = itertools.pairwise((inputs, *hidden, last))
+            sizes += sum(before * after for before, after in layers)
+        needed, allowed = _BYTES_PER_WEIGHT * sizes, self.config.max_weights_bytes
+        if needed > allowed:
+            raise ConfigError(
+                f"the spaces need networks of {inputs} inputs, {hidden} hidden units "
+                f"(policy.model_cfg.hidden) and {outputs} outputs, which take {needed} bytes to "
+                f"make; policy.max_weights_bytes allows {allowed}"
+            )
 
     def distribution(self, params: Tensor) -> Distribution:
         """Returns the distribution over actions, batch shape [B], that the actor's output means.

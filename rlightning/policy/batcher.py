@@ -83,6 +83,7 @@ class Batcher:
         max_batch_rows: Rows in one batch; a single request with more is a batch of its own.
         max_wait_us: How long a request may wait for others to join.
         queue_rows: Rows that may wait.
+        queue_bytes: Bytes of the requests that may wait.
         inline_below_us: Batches whose inference is known to take less run on the event loop, which
             saves two thread switches; 0: none do.
 
@@ -96,12 +97,14 @@ class Batcher:
         max_batch_rows: int = 4096,
         max_wait_us: int = 0,
         queue_rows: int = 65536,
+        queue_bytes: int = 256 * 2**20,
         inline_below_us: int = 0,
     ) -> None:
         self.stats = BatcherStats()
         self._max_batch_rows = max_batch_rows
         self._max_wait_ns = max_wait_us * 1000
         self._queue_rows = queue_rows
+        self._queue_bytes = queue_bytes
         self._inline_below_ns = inline_below_us * 1000
         # Smoothed inference time by the bit length of the number of rows.
         self._cost_ns: dict[int, float] = {}
@@ -110,6 +113,7 @@ class Batcher:
         self._closed = False
         self._queue: deque[Pending] = deque()
         self._rows = 0
+        self._bytes = 0
         self._controls: deque[_Control] = deque()
         self._groups = 0
         self._busy = False
@@ -145,7 +149,7 @@ class Batcher:
         error = UnavailableError("the policy server is shutting down")
         while self._queue:
             self._queue.popleft().fail(error)
-        self._rows = 0
+        self._rows = self._bytes = 0
         while self._controls:
             self._controls.popleft().fail(error)
         if self._worker is not None:
@@ -168,6 +172,7 @@ class Batcher:
         *,
         received_ns: int = 0,
         timeout_us: int = 0,
+        nbytes: int = 0,
     ) -> Pending:
         """Queues the rows of one group.
 
@@ -177,6 +182,7 @@ class Batcher:
             mode: Explore or exploit.
             received_ns: Monotonic time of their arrival; 0: now.
             timeout_us: How long from then on somebody waits for the answer; 0: for ever.
+            nbytes: Size of the message that the rows are views of.
 
         Raises:
             BatcherOverloadedError: The queue has no room.
@@ -191,11 +197,18 @@ class Batcher:
                 f"{self._rows} rows wait for inference, {rows} more exceed "
                 f"policy.queue_rows = {self._queue_rows}"
             )
+        if self._bytes + nbytes > self._queue_bytes:
+            self.stats.overloaded += 1
+            raise BatcherOverloadedError(
+                f"{self._bytes} bytes wait for inference, {nbytes} more exceed "
+                f"policy.queue_bytes = {self._queue_bytes}"
+            )
         received_ns = received_ns or time.monotonic_ns()
         deadline_ns = received_ns + timeout_us * 1000 if timeout_us else 0
-        pending = Pending(runner, part, mode, received_ns, deadline_ns)
+        pending = Pending(runner, part, mode, received_ns, deadline_ns, nbytes)
         self._queue.append(pending)
         self._rows += rows
+        self._bytes += nbytes
         if self._groups <= 1 and not self._scheduled:
             self._dispatch()  # nobody else can join
         else:
@@ -269,7 +282,7 @@ class Batcher:
             return None
         if len(self._queue) == 1 and (self._groups <= 1 or not self._max_wait_ns):
             only = self._queue.popleft()
-            self._rows = 0
+            self._rows = self._bytes = 0
             return Batch([only], only.rows, max(only.received_ns, self._free_ns))
         kinds: dict[tuple[int, Mode], list[Pending]] = {}
         for pending in self._queue:
@@ -286,6 +299,7 @@ class Batcher:
                     taken = set(map(id, chosen))
                     self._queue = deque(p for p in self._queue if id(p) not in taken)
                 self._rows -= rows
+                self._bytes -= sum(pending.nbytes for pending in chosen)
                 return Batch(chosen, rows, max(chosen[0].received_ns, self._free_ns))
             alarm = min(alarm or due, due)
         self._set_alarm(alarm)
@@ -308,6 +322,7 @@ class Batcher:
         for pending in waiting:
             if 0 < pending.deadline_ns <= now:
                 self._rows -= pending.rows
+                self._bytes -= pending.nbytes
                 self.stats.expired += 1
                 waited = (now - pending.received_ns) // 1000
                 pending.fail(

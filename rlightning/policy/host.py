@@ -38,11 +38,15 @@ from rlightning.policy.weights import (
 from rlightning.rpc.spec import check_spec
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
 from rlightning.utils.config import PolicyConfig
+from rlightning.utils.failpoints import failpoint
+from rlightning.utils.waiting import wait_within
 
 _LOG = logging.getLogger(__name__)
 
 # The first inferences pay for caches and threads that later ones find ready.
 _WARM_UP_BATCHES = 3
+# How many rows a client has is what it says: they are not worth more than this before one came.
+_WARM_UP_BYTES = 16 * 2**20
 
 _STAGES = ("queue", "batch_wait", "inference")
 
@@ -75,6 +79,7 @@ class PolicyHost:
             max_batch_rows=config.max_batch_rows,
             max_wait_us=config.max_wait_us,
             queue_rows=config.queue_rows,
+            queue_bytes=config.queue_bytes,
             inline_below_us=config.inline_below_us if on_cpu else 0,
         )
         self.meta: EnvMeta | None = None
@@ -160,7 +165,13 @@ class PolicyHost:
         self.batcher.close_group()
 
     def enqueue(
-        self, env_ret: EnvRet, mode: Mode, *, received_ns: int = 0, timeout_us: int = 0
+        self,
+        env_ret: EnvRet,
+        mode: Mode,
+        *,
+        received_ns: int = 0,
+        timeout_us: int = 0,
+        nbytes: int = 0,
     ) -> Pending:
         """Queues the rows of one group of those that are open.
 
@@ -169,6 +180,7 @@ class PolicyHost:
             mode: Explore or exploit.
             received_ns: Monotonic time of its arrival; 0: now.
             timeout_us: How long somebody waits for the answer; 0: for ever.
+            nbytes: Size of the message that it was read from.
 
         Raises:
             InvalidRequestError: The observation is not in the declared space; the message names the
@@ -181,7 +193,7 @@ class PolicyHost:
         values, rows = runner.layout.flatten(env_ret)
         part = Part(env_ret.env_id, values, rows)
         return self.batcher.enqueue(
-            runner, part, mode, received_ns=received_ns, timeout_us=timeout_us
+            runner, part, mode, received_ns=received_ns, timeout_us=timeout_us, nbytes=nbytes
         )
 
     async def publish(self, weights: Weights) -> None:
@@ -212,7 +224,7 @@ class PolicyHost:
         while self.version < version:
             left = deadline - time.monotonic()
             try:
-                await asyncio.wait_for(self._changed.wait(), max(0.0, left))
+                await wait_within(self._changed.wait(), max(0.0, left))
             except asyncio.TimeoutError:
                 raise PreconditionError(
                     f"version {version} of the weights was asked for, {self.version} is in use "
@@ -254,6 +266,7 @@ class PolicyHost:
                         f"version {weights.version} is not used, since it cannot be kept in "
                         f"policy.state_dir: {error.strerror}"
                     ) from error
+                failpoint("weights.kept")
             if runner is not None:
                 await self.batcher.run(lambda: runner.load(tensors, weights.version))
             self._weights = weights
@@ -296,6 +309,7 @@ class PolicyHost:
             raise PreconditionError(f"version {weights.version}: {error}") from error
         if all(leaf.dtype is not None for leaf in layout.leaves):
             rows = min(meta.num_envs or 1, self._config.max_batch_rows)
+            rows = min(rows, max(1, _WARM_UP_BYTES // layout.row_bytes))
             await self.batcher.run(lambda: runner.warm_up(rows))
         return runner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -70,6 +71,12 @@ class InputLayout:
         flags = (Leaf(name + suffix, dtype, ()) for name, dtype in _FLAGS for suffix in suffixes)
         self._observed = len(observation)
         self.leaves = (*observation, *flags)
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one row in bytes, without leaves that have no fixed shape."""
+        sized = ((leaf.dtype, leaf.shape) for leaf in self.leaves)
+        return sum(dtype.itemsize * math.prod(shape) for dtype, shape in sized if dtype is not None)
 
     def flatten(self, env_ret: EnvRet) -> tuple[list[Any], int | None]:
         """Returns the arrays of an EnvRet and its number of rows; copies nothing.

@@ -53,6 +53,7 @@ class Pending:
         "_waiters",
         "deadline_ns",
         "mode",
+        "nbytes",
         "part",
         "received_ns",
         "rows",
@@ -60,7 +61,13 @@ class Pending:
     )
 
     def __init__(
-        self, runner: Runner, part: Part, mode: Mode, received_ns: int, deadline_ns: int
+        self,
+        runner: Runner,
+        part: Part,
+        mode: Mode,
+        received_ns: int,
+        deadline_ns: int,
+        nbytes: int = 0,
     ) -> None:
         self.runner = runner
         self.part: Part | None = part
@@ -68,6 +75,7 @@ class Pending:
         self.rows = part.rows or 1
         self.received_ns = received_ns
         self.deadline_ns = deadline_ns
+        self.nbytes = nbytes
         self._response: PolicyResponse | None = None
         self._stages: StageTimes | None = None
         self._error: Exception | None = None

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from rlightning.errors import DeadlineExceededError, RemoteError, UnavailableError
 from rlightning.policy.remote_policy import PolicyClient
+from rlightning.utils.waiting import wait_within
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class WeightPublisher:
                 self._raise_failure()
                 try:
                     left_s = max(0.0, deadline - time.monotonic())
-                    await asyncio.wait_for(self._acks.wait(), left_s)
+                    await wait_within(self._acks.wait(), left_s)
                 except asyncio.TimeoutError:
                     raise DeadlineExceededError(
                         f"version {version} is not in use after {timeout_s:g} s",
@@ -87,7 +88,7 @@ class WeightPublisher:
     async def _run(self) -> None:
         while True:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._watch_s)
+                await wait_within(self._changed.wait(), self._watch_s)
             self._changed.clear()
             if self._latest is None:
                 continue

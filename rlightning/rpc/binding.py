@@ -7,8 +7,7 @@ import os
 import socket
 
 from rlightning.errors import ConfigError
-
-_HIGHEST_PORT = 65535
+from rlightning.utils.config.rpc import check_address
 
 
 async def check_bindable(address: str) -> None:
@@ -23,14 +22,13 @@ async def check_bindable(address: str) -> None:
     Raises:
         ConfigError: It is none of these, its port is taken, or it is not one of this machine.
     """
+    try:
+        check_address(address)
+    except ValueError as error:
+        raise ConfigError(f"cannot listen on {address}: {error}") from None
     if address.startswith(("unix:", "unix-abstract:")):
         return
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > _HIGHEST_PORT:
-        raise ConfigError(
-            f"cannot listen on {address}: expected HOST:PORT, [IPv6]:PORT or unix:PATH, with a "
-            f"port of at most {_HIGHEST_PORT}"
-        )
+    host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
-import grpc.aio
 from google.protobuf.message import Message
 
 from rlightning.errors import (
@@ -23,7 +21,9 @@ from rlightning.errors import (
 )
 from rlightning.latency import ClockOffset, boot_id
 from rlightning.rpc import status
+from rlightning.rpc.activity import current_activity
 from rlightning.rpc.channel import Channel
+from rlightning.rpc.client_stream import ClientStream
 from rlightning.rpc.handlers import EOF
 from rlightning.rpc.protocol import (
     LIBRARY_VERSION,
@@ -34,7 +34,7 @@ from rlightning.rpc.protocol import (
     welcome_of,
 )
 from rlightning.types import EnvMeta
-from rlightning.v1.session_pb2 import CLIENT_STATE_RUNNING, Welcome
+from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Welcome
 from rlightning.wire import Limits, Reader, Writer, fill_env_meta
 
 logger = logging.getLogger(__name__)
@@ -45,8 +45,6 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 # What ends a stream but not the session: after these the client connects again.
 _RETRIED = (UnavailableError, AlreadyExistsError, DeadlineExceededError)
 _WELCOME_TIMEOUT_S = 30.0
-# What a write raises when the call has ended meanwhile.
-_BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 
 class SessionClient(Generic[RequestT, ResponseT]):
@@ -86,8 +84,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         resumed: Whether the server still held the session's state at the last welcome.
         draining: The server has announced its shutdown.
         failure: Why the session cannot go on; None while it can.
-        client_state: What heartbeats say this client does; a `ClientState`.
-        busy_since_ns: Monotonic time since when it has been busy with one thing; 0 if it is not.
+        activity: What heartbeats say this client does; by default that of the surroundings in which
+            the session was made (see `Activity.told_by_sessions`).
 
     Raises:
         InvalidRequestError: `client_id` is not one.
@@ -118,8 +116,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self.resumed = False
         self.draining = False
         self.failure: RemoteError | None = None
-        self.client_state: int = CLIENT_STATE_RUNNING
-        self.busy_since_ns = 0
+        self.activity = current_activity()
         self._channel = channel
         self._method = method
         self._request_type = request_type
@@ -134,7 +131,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self._limits = Limits(max_bytes=channel.rpc.max_message_bytes)
         self._pauses_ms = channel.rpc.reconnect_initial_ms, channel.rpc.reconnect_max_ms
         self._token = ""
-        self._stream: _Stream | None = None
+        self._stream: ClientStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._welcomed = asyncio.Event()
         self._last_error: RemoteError | None = None
@@ -183,7 +180,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         """Ends the session in order, waiting at most a second for the server. Safe to repeat."""
         stream = self._stream
         if stream is not None:
-            await stream.half_close()
+            await stream.half_close(self._heartbeat(CLIENT_STATE_LEAVING))
             if self._task is not None:
                 await asyncio.wait({self._task}, timeout=1.0)
         if self._task is not None:
@@ -221,11 +218,16 @@ class SessionClient(Generic[RequestT, ResponseT]):
             await stream.ready.wait()
         return await self._write(stream, data)
 
+    async def settled(self) -> None:
+        """Returns when no welcome is being dealt with: what is sent at once goes out after it."""
+        while (stream := self._stream) is not None and not stream.ready.is_set():
+            await stream.ready.wait()
+
     async def send_now(self, data: bytes) -> bool:
         """As `send`, for use inside `on_welcome`."""
         return self._stream is not None and await self._write(self._stream, data)
 
-    async def _write(self, stream: _Stream, data: bytes) -> bool:
+    async def _write(self, stream: ClientStream, data: bytes) -> bool:
         if len(data) > stream.cap:
             transport = self._channel.rpc.max_message_bytes
             raise ResourceExhaustedError(
@@ -272,7 +274,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         Raises:
             RemoteError: The stream ended in any way but a half-close of this side.
         """
-        stream = _Stream(self._start_call(), self._channel.rpc.max_message_bytes)
+        stream = ClientStream(self._start_call(), self._channel.rpc.max_message_bytes)
         try:
             reader = await self._greet(stream)
             self._accept(stream, welcome_of(reader.message))
@@ -282,7 +284,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
             stream.close()
             stream.ready.set()  # who waits in `send` learns there that the stream is over
 
-    async def _greet(self, stream: _Stream) -> Reader[ResponseT]:
+    async def _greet(self, stream: ClientStream) -> Reader[ResponseT]:
         request = self._request_type()
         if self._prepare_hello is not None:
             self._prepare_hello(request)
@@ -319,11 +321,11 @@ class SessionClient(Generic[RequestT, ResponseT]):
             )
         return reader
 
-    async def _greeting(self, stream: _Stream, hello: bytes) -> Reader[ResponseT] | None:
+    async def _greeting(self, stream: ClientStream, hello: bytes) -> Reader[ResponseT] | None:
         await self._write(stream, hello)
         return await self._read(stream)
 
-    def _accept(self, stream: _Stream, welcome: Welcome) -> None:
+    def _accept(self, stream: ClientStream, welcome: Welcome) -> None:
         self._token = welcome.resume_token
         self.epoch = welcome.epoch
         self.resumed = welcome.resumed
@@ -338,7 +340,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         stream.same_clock = bool(welcome.boot_id) and welcome.boot_id == boot_id()
         self._stream = stream
 
-    async def _hold(self, stream: _Stream, welcome: Reader[ResponseT]) -> None:
+    async def _hold(self, stream: ClientStream, welcome: Reader[ResponseT]) -> None:
         self._measure(stream, welcome.message)
         reading = asyncio.create_task(self._read_all(stream))
         beating = asyncio.create_task(self._beat(stream))
@@ -356,13 +358,13 @@ class SessionClient(Generic[RequestT, ResponseT]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _greeted(self, stream: _Stream, welcome: Reader[ResponseT]) -> None:
+    async def _greeted(self, stream: ClientStream, welcome: Reader[ResponseT]) -> None:
         if self._on_welcome is not None:
             await self._on_welcome(welcome)
         stream.ready.set()
         self._welcomed.set()
 
-    async def _read(self, stream: _Stream) -> Reader[ResponseT] | None:
+    async def _read(self, stream: ClientStream) -> Reader[ResponseT] | None:
         try:
             with status.remote_errors(peer=self.peer, method=self._method):
                 data: Any = await stream.call.read()
@@ -378,7 +380,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         except CodecError as error:
             raise RemoteError(f"sent what cannot be decoded: {error}", peer=self.peer) from error
 
-    async def _read_all(self, stream: _Stream) -> None:
+    async def _read_all(self, stream: ClientStream) -> None:
         on_message = self._on_message
         while (reader := await self._read(stream)) is not None:
             message: Any = reader.message
@@ -398,7 +400,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         if not stream.half_closed:
             raise UnavailableError("the server ended the stream", peer=self.peer)
 
-    def _measure(self, stream: _Stream, message: Any) -> None:
+    def _measure(self, stream: ClientStream, message: Any) -> None:
         timing = message.timing
         if timing.echo_sent_ns:
             offset = self.offset
@@ -406,7 +408,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
                 offset.set_peer(timing.clock_id, same_clock=stream.same_clock)
             offset.update(timing.echo_sent_ns, timing.received_ns, timing.sent_ns, stream.heard_ns)
 
-    async def _beat(self, stream: _Stream) -> None:
+    async def _beat(self, stream: ClientStream) -> None:
         """Sends heartbeats; ends the stream when the server falls silent."""
         while True:
             due_ns = time.monotonic_ns() + int(stream.heartbeat_s * 1e9)
@@ -423,81 +425,10 @@ class SessionClient(Generic[RequestT, ResponseT]):
                 return
             if stream.writing:
                 continue  # behind a write that waits for the server to read; silence tells the rest
-            request: Any = self.new_request()
-            request.heartbeat.state = self.client_state
-            request.heartbeat.busy_since_ns = self.busy_since_ns
-            request.heartbeat.SetInParent()
-            await stream.write(request.SerializeToString())
+            await stream.write(self._heartbeat(self.activity.state))
 
-
-class _Stream:
-    """One call and what was agreed for it."""
-
-    def __init__(self, call: Any, cap: int) -> None:
-        self.call = call
-        self.cap = cap
-        self.heartbeat_s = 1.0
-        self.lease_s = 10.0
-        self.same_clock = False
-        self.heard_ns = time.monotonic_ns()
-        self.ready = asyncio.Event()
-        self.half_closed = False
-        self.lost: RemoteError | None = None
-        self._lock = asyncio.Lock()
-        self._closed = False
-        self._given_up = False
-
-    @property
-    def writing(self) -> bool:
-        """Whether a write is on its way, or waits."""
-        return self._lock.locked()
-
-    async def write(self, data: bytes) -> bool:
-        """Writes one message; False once the stream is broken."""
-        async with self._lock:  # gRPC allows one write at a time
-            if self._closed or self.half_closed:
-                return False
-            try:
-                await self.call.write(data)
-            except _BROKEN:
-                return False  # the reader gets the reason
-            except asyncio.CancelledError:
-                if not _own_cancellation(self._given_up):
-                    return False
-                # The write goes on inside gRPC, and a second one beside it would be an error there.
-                self.lose(UnavailableError("a write was interrupted"))
-                raise
-            return True
-
-    def lose(self, error: RemoteError) -> None:
-        """Gives the stream up; its reader raises `error`."""
-        if self.lost is None:
-            self.lost = error
-        self._given_up = True
-        self.call.cancel()
-
-    async def half_close(self) -> None:
-        """Tells the server that nothing more comes."""
-        self.half_closed = True
-        try:
-            await asyncio.wait({asyncio.ensure_future(self._done_writing())}, timeout=1.0)
-        finally:
-            self._closed = True
-
-    async def _done_writing(self) -> None:
-        async with self._lock:
-            with contextlib.suppress(*_BROKEN):  # over already
-                await self.call.done_writing()
-
-    def close(self) -> None:
-        """Cancels the call; one that is only dropped is never collected."""
-        self._closed = True
-        self._given_up = True
-        self.call.cancel()
-
-
-def _own_cancellation(given_up: bool) -> bool:
-    """Tells whether a CancelledError is meant for this task, rather than for the call it awaits."""
-    task = asyncio.current_task()
-    cancelling = getattr(task, "cancelling", None)  # Python >= 3.11
-    return cancelling() > 0 if cancelling is not None else not given_up
+    def _heartbeat(self, state: int) -> bytes:
+        request: Any = self.new_request()
+        request.heartbeat.state = state
+        request.heartbeat.busy_since_ns = self.activity.busy_since_ns
+        return bytes(request.SerializeToString())

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from rlightning.errors import InvalidRequestError
+from rlightning.errors import InvalidRequestError, ResourceExhaustedError
 from rlightning.rpc import status
 
 if TYPE_CHECKING:  # the stubs' classes are generic, those of gRPC are not
@@ -26,6 +26,9 @@ EOF: Any = vars(grpc.aio)["EOF"]
 """What a read returns when the other side has half-closed; missing in the stubs."""
 
 _DISCARD_S = 5.0
+# A list of numbers takes many times its encoded size once it is read. Nothing that is asked for
+# without a session needs more; a chunk of weights, the largest, has half of that.
+_MAX_REQUEST_BYTES = 2 * 2**20
 
 _Request = TypeVar("_Request", bound=Message)
 
@@ -131,6 +134,12 @@ async def _discard(requests: AsyncIterator[bytes]) -> None:
 
 
 def _decode(request_type: type[_Request], data: bytes) -> _Request:
+    if len(data) > _MAX_REQUEST_BYTES:
+        raise ResourceExhaustedError(
+            f"a {request_type.DESCRIPTOR.name} of {len(data)} bytes; {_MAX_REQUEST_BYTES} are "
+            "allowed: ask for less at once",
+            reason="MESSAGE_TOO_LARGE",
+        )
     try:
         return request_type.FromString(data)
     except DecodeError as error:

@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any, NamedTuple
 
-import rlightning
+from rlightning._version import __version__
 from rlightning.errors import InvalidRequestError, PreconditionError
 from rlightning.latency import CLOCK_ID
 from rlightning.v1.session_pb2 import Hello, Timing, Welcome
@@ -14,7 +14,7 @@ from rlightning.v1.session_pb2 import Hello, Timing, Welcome
 PROTOCOL_VERSION = 1
 """Version of the wire protocol; a server refuses a client of another."""
 
-LIBRARY_VERSION = rlightning.__version__
+LIBRARY_VERSION = __version__
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

@@ -19,6 +19,7 @@ from rlightning.errors import (
 from rlightning.rpc import status
 from rlightning.rpc.stream import Session, Stream
 from rlightning.utils.config.rpc import RpcConfig
+from rlightning.utils.waiting import wait_within
 from rlightning.v1.session_pb2 import Drain, Hello
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class SessionRegistry:
             raise self._refusal
         session = self._sessions.get(hello.client_id)
         if session is not None and _may_resume(session, hello):
-            stream.previous = session.owner
+            stream.previous = session.latest_gone
             if session.owner is not None:
                 session.owner.end(
                     PreconditionError(
@@ -96,11 +97,12 @@ class SessionRegistry:
             session = Session(hello.client_id, stream.handler, self.method, self.rpc)
             self._sessions[hello.client_id] = session
         session.owner = stream
+        session.latest_gone = stream.gone
         stream.session = session
         return session
 
     async def wait_previous(self, stream: Stream) -> None:
-        """Waits until the service has taken note of the end of the stream that was fenced.
+        """Waits until the service has taken note of the end of the stream before.
 
         Raises:
             UnavailableError: That took longer than a lease.
@@ -108,7 +110,7 @@ class SessionRegistry:
         previous, stream.previous = stream.previous, None
         if previous is not None:
             try:
-                await asyncio.wait_for(previous.gone.wait(), self.rpc.lease_s)
+                await wait_within(previous.wait(), self.rpc.lease_s)
             except asyncio.TimeoutError:
                 raise UnavailableError("the stream before is still ending; retry") from None
 
@@ -117,7 +119,7 @@ class SessionRegistry:
 
         Args:
             stream: The stream; its task calls this.
-            error: Why it ended; None if the client half-closed it or has gone.
+            error: Why it ended; None if the client ended it or has gone.
         """
         stream.mark_ending()
         # A task of the registry, since gRPC may cancel the stream's own at any time.
@@ -190,7 +192,7 @@ class SessionRegistry:
             session.detach(stream)
             fatal = error is not None and not isinstance(error, UnavailableError)
             # A refused stream leaves the state of an earlier one, if there is one, as it was.
-            over = stream.half_closed or fatal if stream.opened else not session.resumed
+            over = stream.left or fatal if stream.opened else not session.resumed
             fenced = session.owner is not stream
             if not fenced:
                 session.owner = None
@@ -232,8 +234,11 @@ class SessionRegistry:
             late_ns = now - slept_from - int(period_s * 1e9)
             for stream in tuple(self._streams):
                 if late_ns > self._lease_ns // 4:
-                    # This loop stood still, so what the peers sent has not been read yet.
+                    # This loop stood still, so what the peers sent has not been read yet, nor that
+                    # a write went out.
                     stream.heard_ns += late_ns
+                    if stream.write_since_ns:
+                        stream.write_since_ns += late_ns
                 self._check_stream(stream, now)
             for session in tuple(self._sessions.values()):
                 if session.owner is None and now - session.detached_ns > resume_ns:

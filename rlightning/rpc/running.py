@@ -30,6 +30,7 @@ from rlightning.rpc.registry import SessionRegistry
 from rlightning.rpc.service import Service
 from rlightning.rpc.session import SessionMethod
 from rlightning.utils.config.rpc import ListenConfig, RpcConfig
+from rlightning.utils.waiting import wait_within
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +249,7 @@ class _Gate(ServerInterceptor):
             and method.removeprefix(self._prefix) not in self._early
         ):
             try:
-                await asyncio.wait_for(self._started.wait(), _GATE_S)
+                await wait_within(self._started.wait(), _GATE_S)
             except asyncio.TimeoutError:
                 return refusal(UnavailableError("still starting; retry", reason="STARTING"))
         return await continuation(handler_call_details)

@@ -34,14 +34,14 @@ from rlightning.rpc.spec import session_cap
 from rlightning.rpc.stream import Session, Stream
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import space_pb2
-from rlightning.v1.session_pb2 import Heartbeat
+from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Heartbeat
 from rlightning.wire import Limits, Reader, Writer, fill_env_meta, read_env_meta
 
 __all__ = ["Session", "SessionHandler", "SessionMethod", "SessionRegistry", "run_session"]
 
 logger = logging.getLogger(__name__)
 
-_AFTERMATH_S = 0.1
+_AFTERMATH_S = 1.0
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -168,7 +168,7 @@ class _Conversation:
         self._limits = Limits(max_bytes=self._cap)
 
     async def run(self) -> None:
-        """Returns when the client has half-closed.
+        """Returns when the client has half-closed, or seems to: gRPC reports a cut like that too.
 
         Raises:
             RLightningError: The stream ends with the status of this error.
@@ -199,10 +199,9 @@ class _Conversation:
             await handler.on_message(session, reader)
             stream.busy = False
             stream.heard_ns = time.monotonic_ns()
-        # A broken connection looks like a half-close at first: gRPC ends the read, and cancels this
-        # task right afterwards.
-        await asyncio.sleep(_AFTERMATH_S)
-        stream.half_closed = True
+        if not stream.left:
+            # gRPC ends the read of a call that broke before it cancels this task, with a status.
+            await asyncio.sleep(_AFTERMATH_S)
 
     async def _read(self) -> Reader[Any] | None:
         data: Any = await self._stream.context.read()
@@ -253,6 +252,9 @@ class _Conversation:
         if spec is not None:
             fill_env_meta(welcome.spec, spec, writer)
         stamp(response, arrival)
+        # gRPC would send it with the first message, and if that is interrupted once more with the
+        # status, which fails: the client would never learn of the end.
+        await stream.context.send_initial_metadata(())
         await stream.write(writer.finish(response))
         # Only now, so that nothing can overtake the welcome.
         session.attach(stream)
@@ -273,6 +275,9 @@ class _Conversation:
     ) -> None:
         session.client_state = heartbeat.state
         session.busy_since_ns = heartbeat.busy_since_ns
+        if heartbeat.state == CLIENT_STATE_LEAVING:
+            self._stream.left = True
+            return
         response = self._handler.response_type()
         response.heartbeat.CopyFrom(heartbeat)
         stamp(response, arrival)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rlightning.errors import PreconditionError
+from rlightning.errors import InvalidRequestError, PreconditionError
 from rlightning.types import EnvMeta
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import space_pb2, tensor_pb2
@@ -29,29 +29,48 @@ _ITEM_BYTES = {
     tensor_pb2.DTYPE_COMPLEX64: 8,
     tensor_pb2.DTYPE_COMPLEX128: 16,
 }
+# Kinds of spaces that leave the size of a value open, as gymnasium calls them. (A text has a number
+# of characters at most, but that is seldom meant as a limit.)
+_UNBOUNDED = {"text": "Text", "sequence": "Sequence", "graph": "Graph"}
 
 
 def session_cap(spec: space_pb2.EnvMeta, rpc: RpcConfig) -> int:
     """Returns the largest message in bytes that a session with this spec needs to send.
 
     Two observations per row, since an episode's last one travels beside the next one's first, one
-    action per row, and `info_budget_bytes` for the rest. Text, sequences and graphs count with the
-    `max_bytes` of their space, and are part of that rest where it is not set. A spec without spaces
-    gets the transport cap.
+    action per row, and `info_budget_bytes` for the rest. A spec without spaces gets the transport
+    cap.
+
+    Raises:
+        InvalidRequestError: A text, sequence or graph space says no `max_bytes`; the message names
+            its path.
     """
-    observations = [spec.observation_space] if spec.HasField("observation_space") else []
-    observations += [entry.space for entry in spec.agent_observation_spaces.entries]
-    actions = [spec.action_space] if spec.HasField("action_space") else []
-    actions += [entry.space for entry in spec.agent_action_spaces.entries]
-    if not observations:
+    observations, actions = 0, 0
+    if spec.HasField("observation_space"):
+        observations += space_bytes(spec.observation_space, "observation_space")
+    for entry in spec.agent_observation_spaces.entries:
+        observations += space_bytes(entry.space, f"observation_space[{entry.key!r}]")
+    if spec.HasField("action_space"):
+        actions += space_bytes(spec.action_space, "action_space")
+    for entry in spec.agent_action_spaces.entries:
+        actions += space_bytes(entry.space, f"action_space[{entry.key!r}]")
+    if not (spec.HasField("observation_space") or spec.agent_observation_spaces.entries):
         return rpc.max_message_bytes
     rows = max(1, spec.num_envs)
-    row_bytes = 2 * sum(map(space_bytes, observations)) + sum(map(space_bytes, actions))
-    return min(rows * row_bytes + rpc.info_budget_bytes, rpc.max_message_bytes)
+    return min(rows * (2 * observations + actions) + rpc.info_budget_bytes, rpc.max_message_bytes)
 
 
-def space_bytes(space: space_pb2.Space) -> int:
-    """Returns the size in bytes of the largest value of a space; 0 where nothing bounds it."""
+def space_bytes(space: space_pb2.Space, path: str = "space") -> int:
+    """Returns the size in bytes of the largest value of a space: its `max_bytes` where that is set.
+
+    Args:
+        space: The space.
+        path: Where it is in the spec, for the error.
+
+    Raises:
+        InvalidRequestError: It, or one in it, is a text, a sequence or a graph without `max_bytes`:
+            nothing else says how large a value may be.
+    """
     if space.max_bytes > 0:
         return space.max_bytes
     kind = space.WhichOneof("kind")
@@ -64,15 +83,23 @@ def space_bytes(space: space_pb2.Space) -> int:
     if kind == "multi_discrete":
         dtype = space.multi_discrete.dtype
         return _elements(space.multi_discrete.nvec.shape) * _ITEM_BYTES.get(dtype, 1)
-    if kind == "text":
-        return 4 * max(0, space.text.max_length)  # UTF-8
     if kind == "dict":
-        return sum(space_bytes(entry.space) for entry in space.dict.entries)
+        entries = space.dict.entries
+        return sum(space_bytes(entry.space, f"{path}[{entry.key!r}]") for entry in entries)
     if kind == "tuple":
-        return sum(map(space_bytes, space.tuple.spaces))
+        return sum(_all_bytes(space.tuple.spaces, path))
     if kind == "one_of":
-        return 8 + max(map(space_bytes, space.one_of.spaces), default=0)
+        return 8 + max(_all_bytes(space.one_of.spaces, path), default=0)
+    if kind in _UNBOUNDED:
+        raise InvalidRequestError(
+            f"{path}: a {_UNBOUNDED[kind]} space needs max_bytes, the largest size in bytes of an "
+            "encoded value: set the attribute max_bytes of the space"
+        )
     return 0
+
+
+def _all_bytes(parts: Iterable[space_pb2.Space], path: str) -> Iterator[int]:
+    return (space_bytes(part, f"{path}[{index}]") for index, part in enumerate(parts))
 
 
 def _elements(shape: Any) -> int:

@@ -16,6 +16,9 @@ from rlightning.v1.session_pb2 import ErrorStatus
 
 logger = logging.getLogger(__name__)
 
+# A message may quote keys that the peer chose; gRPC drops a call whose trailer is too large.
+_MAX_MESSAGE = 2000
+
 REASON_KEY = "rlightning-reason"
 """Trailing metadata key of the upper-case word that tells programs what happened."""
 
@@ -86,7 +89,10 @@ def status_of(error: Exception) -> Status:
     for kind, code, reason in _TO_STATUS:
         if isinstance(error, kind):
             own = error.reason if isinstance(error, errors.RemoteError) else ""
-            return Status(code, str(error), own or reason)
+            text = str(error)
+            if len(text) > _MAX_MESSAGE:
+                text = f"{text[: _MAX_MESSAGE - 3]}..."
+            return Status(code, text, own or reason)
     logger.error("unexpected %s while serving a call", type(error).__name__, exc_info=error)
     return Status(Code.INTERNAL, "internal error; the server's log has the details", "")
 

@@ -31,11 +31,12 @@ class Stream:
         context: The call.
         handler: What the service does with it.
         session: The session that it claimed; None before its hello.
+        previous: `gone` of the stream that held the session before; None if there was none.
         error: With what it was ended from outside; None if it was not.
         heard_ns: When the peer was last heard, by the monotonic clock.
         busy: The service is at work on a message, so that nothing is read: no sign of a dead peer.
         opened: The service has accepted it.
-        half_closed: The client ended it in order.
+        left: The client has said that it ends the session.
         write_since_ns: Since when a write has been waiting for the peer to read; 0 if none is.
         stuck: A write of it was given up while gRPC still waits for the peer to read.
         gone: Set once the service has taken note of its end.
@@ -52,12 +53,12 @@ class Stream:
         self.context = context
         self.handler = handler
         self.session: Session | None = None
-        self.previous: Stream | None = None
+        self.previous: asyncio.Event | None = None
         self.error: Exception | None = None
         self.heard_ns = time.monotonic_ns()
         self.busy = False
         self.opened = False
-        self.half_closed = False
+        self.left = False
         self.write_since_ns = 0
         self.stuck = False
         self.gone = asyncio.Event()
@@ -130,6 +131,7 @@ class Session:
         client_state: What the client said it does, a `ClientState`.
         busy_since_ns: Since when the client has been busy with one thing, by its clock; 0 if not.
         owner: Stream that holds it; None while its client is away.
+        latest_gone: `gone` of the latest stream.
         heard_ns: When an earlier stream last heard its client; counts while there is no owner.
         detached_ns: When that stream ended.
     """
@@ -150,6 +152,7 @@ class Session:
         self.client_state = 0
         self.busy_since_ns = 0
         self.owner: Stream | None = None
+        self.latest_gone: asyncio.Event | None = None
         self.heard_ns = 0
         self.detached_ns = 0
         self._method = method

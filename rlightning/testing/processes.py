@@ -24,6 +24,9 @@ class ServerProcess:
         folder: Where its log and announcement go; one process at a time.
         environment: Variables in addition to those of this process.
         announces: Whether it understands `--announce`.
+
+    Attributes:
+        environment: Those variables; what is changed here counts from the next start on.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class ServerProcess:
     ) -> None:
         self._arguments = [sys.executable, *arguments]
         self._folder = folder
-        self._environment = dict(environment or {})
+        self.environment = dict(environment or {})
         self._announcement = folder / "announced.json"
         if announces:
             self._arguments += ["--announce", str(self._announcement)]
@@ -51,7 +54,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=child_environment(self._environment),
+                env=child_environment(self.environment),
             )
         return self
 

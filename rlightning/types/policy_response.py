@@ -30,6 +30,12 @@ class PolicyResponse(SimpleNamespace):
         **data: The policy's outputs: `action` and, by policy, `log_prob`, `value`, ... Leaves have
             the leading dimension of the EnvRet that is answered.
 
+    `_fields` and `to_dict` are the policy's outputs alone: what it returned, and what is stored of
+    it. `env_id`, `ts_policy_sent_ns`, `policy_version` and `seq` are none of them: they say whose
+    answer this is, when it was sent, by which weights and to which request, and whoever carries the
+    answer sets them. The buffer stores `policy_version` in a column of its own, with which an
+    output of that name would clash.
+
     Attributes:
         policy_version: Version of the weights that answered; absent if the policy counts none.
         seq: The act request that was answered; absent for a policy in the same process.

@@ -6,6 +6,9 @@ its own process with `armed`, or in a child through the environment:
     RLIGHTNING_FAILPOINTS="storage.before_commit=exit@3,act.answer=sleep:0.5"
 
 `NAME=ACTION[:ARGUMENT][@HIT]`: the action happens at the HIT-th passage, or at each without it.
+Places: `actor.stepped` (the env has stepped, its outcome is not inserted yet), `insert.stored` (a
+message is stored, not acked), `weights.kept` (published weights are in the state directory, not in
+use) and `weights.swapped` (they are in use, not acked).
 Actions: `exit` ends the process at once, as a crash would; `raise` raises `FailpointError`;
 `sleep:SECONDS` blocks the thread.
 """

@@ -12,9 +12,11 @@ class ClientState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLIENT_STATE_UNSPECIFIED: _ClassVar[ClientState]
     CLIENT_STATE_RUNNING: _ClassVar[ClientState]
     CLIENT_STATE_RESETTING: _ClassVar[ClientState]
+    CLIENT_STATE_LEAVING: _ClassVar[ClientState]
 CLIENT_STATE_UNSPECIFIED: ClientState
 CLIENT_STATE_RUNNING: ClientState
 CLIENT_STATE_RESETTING: ClientState
+CLIENT_STATE_LEAVING: ClientState
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "library_version", "client_id", "resume_token", "spec", "boot_id")

@@ -69,6 +69,7 @@ def read_env_meta(pb: space_pb2.EnvMeta, r: Reader[Any]) -> EnvMeta:
     Raises:
         CodecError: A space is not valid or passes a limit; the path says where.
     """
+    r.take_kept(4 * len(pb.env_id))
     meta = EnvMeta(env_id=pb.env_id or None)
     if pb.HasField("num_envs"):
         if not 1 <= pb.num_envs <= r.limits.max_rows:

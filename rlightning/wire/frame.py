@@ -37,6 +37,8 @@ class Limits:
     """Levels of nesting of a value or a space; one that holds nothing has one. At most 32."""
     max_leaves: int = 10_000
     """Values in all nestings of the message together, containers included."""
+    max_kept_bytes: int = 4 * 2**20
+    """Memory of the spaces in the message, and of their names: it is kept as long as a session."""
     max_rows: int = 2**20
     """Rows that an env may declare; who stores them keeps some numbers for each from then on."""
 
@@ -52,12 +54,13 @@ DEFAULT_LIMITS = Limits()
 class _Budget:
     """Counts what one message has used of its limits."""
 
-    __slots__ = ("_bytes_left", "_leaves_left", "limits")
+    __slots__ = ("_bytes_left", "_kept_left", "_leaves_left", "limits")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._leaves_left = limits.max_leaves
         self._bytes_left = limits.max_bytes
+        self._kept_left = limits.max_kept_bytes
 
     def take_leaves(self, count: int) -> None:
         """Counts values before they are made.
@@ -79,11 +82,22 @@ class _Budget:
         if self._bytes_left < 0:
             raise CodecError(f"needs more than {self.limits.max_bytes} bytes")
 
-    def used(self) -> tuple[int, int]:
-        """Returns leaves and bytes taken so far."""
+    def take_kept(self, count: int) -> None:
+        """Counts memory of spaces, before they are made.
+
+        Raises:
+            CodecError: They need too much.
+        """
+        self._kept_left -= count
+        if self._kept_left < 0:
+            raise CodecError(f"spaces that need more than {self.limits.max_kept_bytes} bytes")
+
+    def used(self) -> tuple[int, int, int]:
+        """Returns leaves, bytes and kept bytes taken so far."""
         return (
             self.limits.max_leaves - self._leaves_left,
             self.limits.max_bytes - self._bytes_left,
+            self.limits.max_kept_bytes - self._kept_left,
         )
 
 

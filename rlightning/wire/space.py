@@ -24,6 +24,8 @@ Space = gym.Space[Any]
 
 # A box of more elements than this, with one bound for all of them, keeps that one alone.
 _BROADCAST_ELEMENTS = 1024
+# What a space takes, whatever it is.
+_SPACE_BYTES = 2048
 # What gymnasium keeps for each character of a text space, in two tables of Python objects.
 _CHARACTER_BYTES = 256
 
@@ -202,6 +204,7 @@ def _read(pb: space_pb2.Space, r: Reader[Any], levels: int) -> Space:
     if levels < 1:
         raise CodecError(f"nested deeper than {r.limits.max_depth} levels")
     r.take_leaves(1)
+    r.take_kept(_SPACE_BYTES)
     kind = pb.WhichOneof("kind")
     if kind is None:
         raise CodecError("no space")
@@ -236,6 +239,7 @@ def _read_box(pb: space_pb2.BoxSpace, r: Reader[Any], levels: int) -> Space:
     # A few bytes may declare a box as large as a message: gymnasium would keep four arrays of it.
     small = low.ndim == high.ndim == 0 and math.prod(shape) > _BROADCAST_ELEMENTS
     full = (1,) * len(shape) if small else shape
+    r.take_kept(2 * (dtype.itemsize + 1) * math.prod(full))  # each bound, and where it is finite
     low, high, below, above = (np.full(full, part) for part in (low, high, below, above))
     box: spaces.Box[Any] = spaces.Box(low, high, full, dtype.type)
     if dtype.kind == "i":
@@ -281,6 +285,7 @@ def _read_multi_discrete(pb: space_pb2.MultiDiscreteSpace, r: Reader[Any], level
     for name, part in (("nvec", pb.nvec), ("start", pb.start)):
         try:
             arrays[name] = read_tensor(part, r)
+            r.take_kept(arrays[name].nbytes)
             if part.dtype != pb.dtype:
                 raise CodecError(f"expected {dtype.name}, got {dtype_of(part.dtype).name}")
         except CodecError as error:
@@ -290,7 +295,7 @@ def _read_multi_discrete(pb: space_pb2.MultiDiscreteSpace, r: Reader[Any], level
 
 
 def _read_text(pb: space_pb2.TextSpace, r: Reader[Any], levels: int) -> Space:
-    r.take_bytes(_CHARACTER_BYTES * len(pb.charset))
+    r.take_kept(_CHARACTER_BYTES * len(pb.charset))
     if len(set(pb.charset)) != len(pb.charset):
         raise CodecError("a character comes twice in the charset")
     return spaces.Text(pb.max_length, min_length=pb.min_length, charset=pb.charset)
@@ -304,6 +309,7 @@ def read_dict(pb: space_pb2.DictSpace, r: Reader[Any], levels: int) -> dict[str,
         try:
             if key in result:
                 raise CodecError("the key comes twice")
+            r.take_kept(4 * len(key))
             result[key] = _read(entry.space, r, levels)
         except CodecError as error:
             under(error, key)
@@ -324,11 +330,12 @@ def _read_all(pb: Any, r: Reader[Any], levels: int) -> list[Space]:
 
 def _read_batched(pb: space_pb2.Space, r: Reader[Any], levels: int) -> Space:
     """Reads a space of which gymnasium makes a batched copy, and counts that copy too."""
-    leaves, size = r.used()
+    before = r.used()
     space = _read(pb, r, levels)
-    leaves_now, size_now = r.used()
-    r.take_leaves(leaves_now - leaves)
-    r.take_bytes(size_now - size)
+    leaves, size, kept = (now - then for now, then in zip(r.used(), before, strict=True))
+    r.take_leaves(leaves)
+    r.take_bytes(size)
+    r.take_kept(kept)
     return space
 
 

@@ -21,10 +21,12 @@ from rlightning.errors import (
     PreconditionError,
     ReplayError,
     RLightningError,
+    UnavailableError,
 )
 from rlightning.latency import LatencyStats
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
+from rlightning.utils.failpoints import failpoint
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.v1.session_pb2 import ErrorStatus
 from rlightning.wire import Reader, read_env_ret, read_policy_response
@@ -36,6 +38,10 @@ DEFAULT_TABLE = "default"
 # A client that keeps to a window never has so many unacked; one that does not is read no further.
 _MAX_WAITING = 64
 _MAX_WAITING_BYTES = 64 * 2**20
+# What a value takes once it is read, beside its bytes.
+_VALUE_BYTES = 256
+# Names are kept for as long as their writer is known, and logged.
+_MAX_NAME = 128
 # An ack costs as much as an insert of small rows, so one stands for several: at once for this many,
 # and after this long for less.
 _ACK_EVERY = 4
@@ -53,7 +59,7 @@ class _Message:
         items: What it brings.
         refusal: Why it cannot be stored; None while it may be.
         since_ns: When it came, by the monotonic clock.
-        nbytes: Its encoded size.
+        nbytes: What it takes in memory, in bytes.
     """
 
     table: BufferTable
@@ -138,8 +144,12 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         meta = session.spec
         if meta is None or not meta.env_id:
             raise InvalidRequestError("hello needs a spec with the id of the env that is written")
-        if not 1 <= len(hello.writer_id) <= 128:
-            raise InvalidRequestError("hello needs a writer_id of at most 128 characters")
+        names = {"writer_id": hello.writer_id, "spec.env_id": meta.env_id}
+        for name, value in {**names, "storage_id": hello.storage_id}.items():
+            if len(value) > _MAX_NAME or (not value and name in names):
+                raise InvalidRequestError(
+                    f"hello needs a {name} of at most {_MAX_NAME} characters, got {len(value)}"
+                )
         self._refuse_rival(hello.writer_id, meta.env_id, session)
         writer = self._writer_of(hello, meta.env_id)
         self._stop(writer)
@@ -217,6 +227,8 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
     def _stop(self, writer: Writer) -> None:
         for task in writer.tasks:
             task.cancel()
+        waiting = sum(message.nbytes for message in writer.waiting)
+        self._tables[DEFAULT_TABLE].transit.give_back(waiting)
         writer.waiting.clear()
         writer.moved.set()
         self._note_waiting(writer)
@@ -239,18 +251,36 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             await self._out_of_turn(writer, session, seq, expected)
             return
         message = self._read(writer, reader, session.arrival.received_ns)
-        if not writer.waiting and self._store(writer, message):
-            return
+        if writer.waiting or not self._store(writer, message):
+            self._keep(writer, message)
+        while (
+            len(writer.waiting) >= _MAX_WAITING
+            or len(writer.refused) >= _MAX_WAITING
+            or (
+                len(writer.waiting) > 1
+                and sum(message.nbytes for message in writer.waiting) >= _MAX_WAITING_BYTES
+            )
+        ):
+            writer.moved.clear()
+            await writer.moved.wait()
+
+    def _keep(self, writer: Writer, message: _Message) -> None:
+        """Lets a message wait for room.
+
+        Raises:
+            UnavailableError: Too much waits already, of all writers; this one sends it again.
+        """
+        transit = self._tables[DEFAULT_TABLE].transit
+        if not transit.take(message.nbytes):
+            raise UnavailableError(
+                f"a message of {message.nbytes} bytes has to wait for room, and {transit.used} of "
+                f"{transit.max_bytes} bytes for that are in use (half of buffer.max_bytes)",
+                reason="NO_ROOM",
+            )
         writer.waiting.append(message)
         self._note_waiting(writer)
         if len(writer.waiting) == 1:
             self._start(writer, self._store_waiting(writer))
-        while len(writer.waiting) >= _MAX_WAITING or (
-            len(writer.waiting) > 1
-            and sum(message.nbytes for message in writer.waiting) >= _MAX_WAITING_BYTES
-        ):
-            writer.moved.clear()
-            await writer.moved.wait()
 
     async def _out_of_turn(self, writer: Writer, session: Session, seq: int, expected: int) -> None:
         if seq < expected:
@@ -271,6 +301,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                 raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
             message.table = self._tables[name]
             message.items = _items(writer.env_id, reader)
+            message.nbytes += _VALUE_BYTES * reader.used()[0]
         except (CodecError, NotFoundError, InvalidRowError) as error:
             message.refusal = error
         return message
@@ -287,6 +318,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             try:
                 if not message.table.try_insert(writer.env_id, message.items):
                     return False
+                failpoint("insert.stored")
                 self.latency.record("store", time.perf_counter() - begun)
             except ReplayError as error:
                 refusal = error
@@ -313,6 +345,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                 continue
             self.latency.record("withheld", (time.monotonic_ns() - message.since_ns) / 1e9)
             writer.waiting.popleft()
+            self._tables[DEFAULT_TABLE].transit.give_back(message.nbytes)
             writer.moved.set()
             self._note_waiting(writer)
 
@@ -336,6 +369,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                 response.ack.error.CopyFrom(writer.refused[seq])
                 if await session.send(response):
                     writer.refused.pop(seq, None)
+                    writer.moved.set()
             response = pb.InsertResponse()
             response.ack.seq = writer.next_seq - 1
             await session.send(response)

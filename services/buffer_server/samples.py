@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Mapping
@@ -43,7 +44,6 @@ class Learner:
         batch_size: Transitions in a batch; 0 for whole rollouts.
         credits: Batches that may still be sent.
         credited: Set when there are credits.
-        last_id: Number of the last batch.
         unacked: Batches that leave the buffer with their ack, by number.
         sending: Sends batches; None before the first credit of a stream.
         present: Whether it has a stream.
@@ -54,7 +54,6 @@ class Learner:
     batch_size: int
     credits: int = 0
     credited: asyncio.Event = field(default_factory=asyncio.Event)
-    last_id: int = 0
     unacked: dict[int, _Sent] = field(default_factory=dict)
     sending: asyncio.Task[None] | None = None
     present: bool = True
@@ -93,6 +92,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         self._producer_timeout_s = producer_timeout_s
         self._lease_s = lease_s
         self._learners: list[Learner] = []
+        self._numbers = itertools.count(1)
 
     async def on_open(
         self, session: Session, reader: Reader[pb.SampleRequest]
@@ -174,9 +174,12 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
                 learner.sending = asyncio.create_task(self._send_batches(learner, session))
                 learner.sending.add_done_callback(lambda task: _report(task, session))
         elif body == "ack":
-            sent = learner.unacked.pop(message.ack.batch_id, None)
+            batch_id = message.ack.batch_id
+            sent = learner.unacked.pop(batch_id, None)
             if sent is not None:
                 learner.table.release(sent.taken)
+            else:  # it may have got the batch in a session that is gone
+                learner.table.release_ready(batch_id - 1)
         else:
             raise InvalidRequestError("expected a credit or an ack")
 
@@ -189,9 +192,11 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
                 await learner.credited.wait()
             taken = await self._next(learner, session)
             learner.credits -= 1
-            learner.last_id += 1
-            batch_id, sent = learner.last_id, _Sent(taken)
-            if taken.rollout is not None:
+            sent = _Sent(taken)
+            if taken.rollout is None:
+                batch_id = next(self._numbers)
+            else:  # the same for every learner and session, so that no ack can mean another one
+                batch_id = taken.rollout.index + 1
                 learner.unacked[batch_id] = sent  # first of all, so that it cannot be lost
             await self._send(session, batch_id, await self._encoded(batch_id, sent))
             self.batches_total += 1

@@ -10,8 +10,9 @@ from typing import Any
 
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.remote_buffer import SERVICE
-from rlightning.errors import InvalidRequestError, NotFoundError
+from rlightning.errors import InvalidRequestError, NotFoundError, ResourceExhaustedError
 from rlightning.latency import LatencyStats
+from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
 from rlightning.rpc.protocol import LIBRARY_VERSION
 from rlightning.rpc.session import SessionMethod, SessionRegistry
@@ -85,16 +86,31 @@ class BufferService:
         return table
 
     async def _get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[bytes]:
-        buffer = self._table(request.table).buffer
+        table = self._table(request.table)
+        buffer = table.buffer
         if request.all and request.indices:
             raise InvalidRequestError("all: expected no indices beside it")
+        count = buffer.size() if request.all else len(request.indices)
+        needed = table.transit_bytes(count)
+        if table.serves_rollouts:  # which are joined before anything is taken out of them
+            needed += buffer.size() * buffer.row_bytes
+        if not table.transit.take(needed):
+            raise ResourceExhaustedError(
+                f"{'all' if request.all else 'indices'}: {count} transitions of {buffer.row_bytes} "
+                f"bytes need {needed} bytes to be sent; half of buffer.max_bytes allows "
+                f"{table.transit.max_bytes}, of which {table.transit.used} are in use: ask for "
+                "fewer at once, or raise it",
+                reason="BATCH_TOO_LARGE",
+            )
         try:
             columns = buffer.get_all() if request.all else buffer.get(list(request.indices))
+            data = await asyncio.to_thread(encode_batch, Batch(0, columns, {}))
+            for response in get_responses(data):
+                yield response
         except IndexError as error:
             raise InvalidRequestError(f"indices: {error}") from error
-        data = await asyncio.to_thread(encode_batch, Batch(0, columns, {}))
-        for response in get_responses(data):
-            yield response
+        finally:
+            table.transit.give_back(needed)
 
     async def _truncate(self, request: pb.TruncateRequest, context: Context) -> pb.TruncateResponse:
         table = self._table(request.table)
@@ -132,6 +148,7 @@ class BufferService:
         return {
             **dataclasses.asdict(self._insert.counts),
             "batches_total": self._sample.batches_total,
+            "sessions": describe_sessions(self._writers.sessions),
             "tables": {name: table.stats() for name, table in self._tables.items()},
             "latency": latency.summary(),
         }

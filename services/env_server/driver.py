@@ -16,17 +16,20 @@ from rlightning.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
     RLightningError,
+    StorageFullError,
     UnavailableError,
 )
 from rlightning.latency import LatencyStats
 from rlightning.policy.remote_policy import PolicyClient
-from rlightning.utils.config import ServicesConfig
+from rlightning.utils.config import BufferConfig, MainConfig
 
 _LOG = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 # A stop gives up on servers that let nothing happen for this long.
 _STALLED_S = 1.0
+# Messages of one writer that may be unacked.
+_WINDOW = 8
 
 
 class Driver:
@@ -35,7 +38,7 @@ class Driver:
     Servers that are not there yet are waited for without end.
 
     Args:
-        services: Where they are.
+        config: Sections `services`, where they are, and `buffer`, how far actors may run ahead.
         groups: What is stepped; reset.
         control: Pauses and stops.
         on_failure: Called with the error of an actor that gave up.
@@ -43,7 +46,7 @@ class Driver:
 
     def __init__(
         self,
-        services: ServicesConfig,
+        config: MainConfig,
         groups: list[HostedGroup],
         control: ActorControl,
         *,
@@ -51,7 +54,7 @@ class Driver:
     ) -> None:
         self._control = control
         self._on_failure = on_failure
-        self._actors = [_Actor(services, group, control) for group in groups]
+        self._actors = [_Actor(config, group, control) for group in groups]
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
 
@@ -62,7 +65,8 @@ class Driver:
     async def stop(self, timeout_s: float) -> None:
         """Ends every actor after its step in flight and waits until what it inserted is acked.
 
-        Safe to repeat.
+        A full buffer is not waited for: who would make room may be gone, and what comes next would
+        only begin a rollout that these actors do not end. Safe to repeat.
 
         Args:
             timeout_s: How long to wait for servers, in seconds; for one that lets nothing happen, a
@@ -73,8 +77,10 @@ class Driver:
         self._stopped = True
         deadline = time.monotonic() + timeout_s
         self._control.stop()
+        for actor in self._actors:
+            actor.buffer.stop_waiting_for_room()
         await self._settle(self._tasks, deadline)
-        flushes = [asyncio.create_task(actor.buffer.flush()) for actor in self._actors]
+        flushes = [asyncio.create_task(self._flush(actor)) for actor in self._actors]
         await self._settle(flushes, deadline)
         for actor, flush in zip(self._actors, flushes, strict=True):
             if flush.cancelled() or flush.exception() is not None:
@@ -112,6 +118,12 @@ class Driver:
                 failure.__cause__ = error
                 self._on_failure(failure)
 
+    async def _flush(self, actor: _Actor) -> None:
+        try:
+            await actor.buffer.flush()
+        except StorageFullError as error:
+            _LOG.info("%s: %s", actor.group.env_id, error)
+
     async def _settle(self, tasks: Iterable[asyncio.Task[None]], deadline: float) -> None:
         """Waits for tasks while anything happens, and until the deadline; cancels what is left."""
         pending, progress = set(tasks), -1
@@ -130,7 +142,8 @@ class Driver:
 class _Actor:
     """The actor of one group and its clients."""
 
-    def __init__(self, services: ServicesConfig, group: HostedGroup, control: ActorControl) -> None:
+    def __init__(self, config: MainConfig, group: HostedGroup, control: ActorControl) -> None:
+        services = config.services
         # New per process: a server takes the group of a restarted process for another client.
         client_id = f"{group.env_id}.{uuid.uuid4().hex[:12]}"
         self.group = group
@@ -146,14 +159,16 @@ class _Actor:
             services.buffer.dial_address,
             spec=group.meta,
             writer_id=client_id,
+            window_messages=_window(config.buffer),
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
         )
         self._control = control
 
     async def run(self) -> None:
-        await self._connected("policy", self.policy.start)
-        await self._connected("buffer", self.buffer.start)
+        with self.group.activity.told_by_sessions():
+            await self._connected("policy", self.policy.start)
+            await self._connected("buffer", self.buffer.start)
         if not self._control.stopping:
             await run_actor(
                 self.group,
@@ -180,3 +195,15 @@ class _Actor:
                 await self._control.sleep(0.1)
             else:
                 return
+
+
+def _window(buffer: BufferConfig) -> int:
+    """Returns how many messages of one writer may be unacked.
+
+    While the buffer is full, the rows in them have been answered already, like the one before them,
+    which is acked but not complete, and the one after them, which waits for the window. Together
+    they must fit into one rollout, or some would be older than `max_rollouts` versions in the end.
+    """
+    if buffer.type == "ReplayBuffer":
+        return _WINDOW
+    return max(1, min(_WINDOW, buffer.rollout_length - 2))

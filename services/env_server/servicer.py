@@ -44,7 +44,7 @@ class EnvService:
     """`rlightning.v1.EnvService`: `Describe` and `Control` over hosted envs.
 
     Args:
-        config: Sections `env`, `services` and `train.seed`.
+        config: Sections `env`, `services`, `buffer` and `train.seed`.
 
     Attributes:
         failure: Gets the error of the first actor that gives up.
@@ -90,7 +90,7 @@ class EnvService:
             log=self._log,
             inline_below_us=services.env.step_inline_below_us,
         )
-        self._driver = Driver(services, self._groups, self._control, on_failure=self._cannot_go_on)
+        self._driver = Driver(config, self._groups, self._control, on_failure=self._cannot_go_on)
         self._driver.start()
         rows = sum(group.meta.num_envs or 0 for group in self._groups)
         _LOG.info("%d rows in %d groups are reset", rows, len(self._groups))

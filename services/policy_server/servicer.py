@@ -7,7 +7,7 @@ import gc
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,14 @@ from rlightning.policy.pending import Pending
 from rlightning.policy.preload import preload_torch
 from rlightning.policy.transfer import SERVICE
 from rlightning.policy.weight_store import Weights
+from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, stream_unary, unary_stream, unary_unary
 from rlightning.rpc.protocol import LIBRARY_VERSION, Arrival, stamp
 from rlightning.rpc.session import Session, SessionHandler, SessionMethod, SessionRegistry
 from rlightning.rpc.status import to_error_status
 from rlightning.types import Mode
 from rlightning.utils.config import MainConfig, RpcConfig
+from rlightning.utils.failpoints import failpoint
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.wire import (
     Reader,
@@ -43,6 +45,11 @@ if TYPE_CHECKING:
     from rlightning.policy.host import PolicyHost
 
 _LOG = logging.getLogger(__name__)
+
+# What a value takes once it is read, beside its bytes.
+_VALUE_BYTES = 256
+# A client has one request in flight; one that does not is read no further.
+_MAX_ANSWERING = 8
 
 
 class PolicyService:
@@ -111,12 +118,19 @@ class PolicyService:
         self, requests: AsyncIterator[pb.PublishWeightsRequest], context: Context
     ) -> pb.PublishWeightsResponse:
         host = await self._hosted()
-        weights = await self._receive(requests)
-        await host.publish(weights)
+        upload = _Upload()
+        try:
+            weights = await self._receive(requests, upload)
+            await host.publish(weights)
+        finally:
+            self._uploaded -= upload.nbytes
+        failpoint("weights.swapped")
         _LOG.debug("policy version %d is in use", weights.version)
         return pb.PublishWeightsResponse(policy_version=host.version)
 
-    async def _receive(self, requests: AsyncIterator[pb.PublishWeightsRequest]) -> Weights:
+    async def _receive(
+        self, requests: AsyncIterator[pb.PublishWeightsRequest], upload: _Upload
+    ) -> Weights:
         """Reads header and chunks; holds no more than the header announced."""
         first = await anext(requests, None)
         if first is None or first.WhichOneof("body") != "header":
@@ -131,25 +145,22 @@ class PolicyService:
             )
         digest = hashlib.sha256()
         parts: list[bytes] = []
-        received = 0
-        try:
-            async for request in requests:
-                received += len(request.chunk)
-                self._uploaded += len(request.chunk)
-                if request.WhichOneof("body") != "chunk" or received > header.total_bytes:
-                    raise InvalidRequestError(
-                        f"expected chunks of {header.total_bytes} bytes in all, as announced"
-                    )
-                if self._uploaded > cap:
-                    raise ResourceExhaustedError(
-                        "the weights of several learners come at once: more than "
-                        f"policy.max_weights_bytes of the server, {cap}",
-                        reason="WEIGHTS_TOO_LARGE",
-                    )
-                parts.append(request.chunk)
-                await asyncio.to_thread(digest.update, parts[-1])
-        finally:
-            self._uploaded -= received
+        async for request in requests:
+            upload.nbytes += len(request.chunk)
+            self._uploaded += len(request.chunk)
+            if request.WhichOneof("body") != "chunk" or upload.nbytes > header.total_bytes:
+                raise InvalidRequestError(
+                    f"expected chunks of {header.total_bytes} bytes in all, as announced"
+                )
+            if self._uploaded > cap:
+                raise ResourceExhaustedError(
+                    "the weights of several learners come at once: more than "
+                    f"policy.max_weights_bytes of the server, {cap}",
+                    reason="WEIGHTS_TOO_LARGE",
+                )
+            parts.append(request.chunk)
+            await asyncio.to_thread(digest.update, parts[-1])
+        received = upload.nbytes
         if received != header.total_bytes or digest.digest() != header.sha256:
             raise InvalidRequestError(
                 f"{received} of {header.total_bytes} bytes came, with SHA-256 "
@@ -184,8 +195,16 @@ class PolicyService:
             sessions=self._registry.open_count,
         )
         writer = Writer()
-        fill_value(response.stats, host.describe(), writer)
+        stats = {**host.describe(), "sessions": describe_sessions(self._registry.sessions)}
+        fill_value(response.stats, stats, writer)
         return writer.finish(response)
+
+
+@dataclass
+class _Upload:
+    """Weights that are coming in, until they are installed: how many bytes have come."""
+
+    nbytes: int = 0
 
 
 @dataclass
@@ -195,6 +214,7 @@ class _Group:
     seq: int = 0
     pending: Pending | None = None
     open: bool = False
+    answering: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
@@ -248,6 +268,13 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
                 f"request {step.seq} came after {group.seq}: its answer is no longer kept",
                 reason="SEQ",
             )
+        if step.HasField("state"):
+            # Ignoring it would let the client believe that its answers depend on it.
+            error = InvalidRequestError(
+                "state: the policy of this server carries no recurrent state"
+            )
+            await self._send_error(session, step.seq, error, arrival)
+            return
         pending = group.pending
         if step.seq > group.seq or pending is None:
             try:
@@ -256,10 +283,11 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
                     Mode.EXPLOIT if step.mode == pb.MODE_EXPLOIT else Mode.EXPLORE,
                     received_ns=arrival.received_ns,
                     timeout_us=arrival.timeout_us,
+                    nbytes=reader.nbytes + _VALUE_BYTES * reader.used()[0],
                 )
-            except RLightningError as error:
+            except RLightningError as refused:
                 # Nothing was inferred, so the same number may be tried again.
-                await self._send_error(session, step.seq, error, arrival)
+                await self._send_error(session, step.seq, refused, arrival)
                 return
             group.seq, group.pending = step.seq, pending
         if pending.done or self._hosted().batcher.prompt:
@@ -267,8 +295,12 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         else:
             # Not awaited here: the stream's heartbeats must be read during a long inference.
             task = asyncio.create_task(self._answer(session, step.seq, pending, arrival))
-            self._answering.add(task)
+            for tasks in (self._answering, group.answering):
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
             task.add_done_callback(self._answered)
+            if len(group.answering) >= _MAX_ANSWERING:
+                await asyncio.wait(group.answering, return_when=asyncio.FIRST_COMPLETED)
 
     async def drain(self, sessions: Iterable[Session], deadline_s: float) -> None:
         """Waits until what was asked is answered, at the longest for `deadline_s` seconds."""
@@ -317,7 +349,6 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         await session.send(response, answers=arrival)
 
     def _answered(self, task: asyncio.Task[None]) -> None:
-        self._answering.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("an answer was not sent", exc_info=error)
 

@@ -19,6 +19,7 @@ LABELS = ("policy server", "buffer server", "env server")
 SMALL = (
     "env.num_envs=4",
     "buffer.rollout_length=8",
+    "train.batch_size=16",
     "train.target_return=null",
     "train.max_env_steps=256",
 )

@@ -19,6 +19,12 @@ def train(tmp_path, *overrides, debug=False):
     [
         ("env.num_env=3", 2, "unknown key 'env.num_env'; did you mean 'env.num_envs'?"),
         ("train.lr=fast", 2, "'train.lr': expected a valid number, got 'fast'"),
+        ("env.backend=gym", 2, "env.backend: no env backend 'gym' is registered; known: gymnasium"),
+        (
+            "train.batch_size=33",
+            2,
+            "train.batch_size: expected at most 32, the rows of one rollout",
+        ),
         ("env.task=CartPoel-v1", 1, "env server: env.task 'CartPoel-v1': gymnasium has no env"),
         ("policy.type=no_module:X", 1, "policy server: policy.type 'no_module:X' cannot be loaded"),
         ("policy.model_cfg.activation=x", 1, "policy.model_cfg.activation: 'x' is none of"),
@@ -44,14 +50,27 @@ def test_a_port_in_use(tmp_path):
 
 
 def test_an_unreachable_peer(tmp_path):
-    code, _, err = train(
+    code, out, err = train(
         tmp_path, "services.policy.address=127.0.0.1:1", "services.start_timeout_s=2"
     )
     assert code == 1
+    assert out == "waiting up to 2 s for the policy server at 127.0.0.1:1 ...\n"
     assert err == (
         "error: the policy server at 127.0.0.1:1 is not SERVING after 2 s "
-        "(services.start_timeout_s)\n"
+        "(services.start_timeout_s); logs in runs/cartpole/1/logs\n"
     )
+
+
+def test_services_that_nobody_has_started(tmp_path):
+    addresses = [f"services.{name}.address=127.0.0.1:1" for name in ("env", "policy", "buffer")]
+    code, out, err = train(tmp_path, *addresses, "services.start_timeout_s=2")
+    assert code == 1
+    assert out.splitlines() == [
+        f"waiting up to 2 s for the {name} server at 127.0.0.1:1 ..."
+        for name in ("policy", "buffer", "env")
+    ]
+    assert err.startswith("error: the policy server at 127.0.0.1:1 is not SERVING after 2 s")
+    assert not any((tmp_path / "runs" / "cartpole").iterdir())  # nothing was written, or begun
 
 
 @pytest.mark.parametrize("first", [0, 5], ids=["at reset", "later"])

@@ -37,13 +37,12 @@ def test_the_written_config_reaches_its_target(project, tmp_path):
 def test_init_overwrites_nothing(project, tmp_path):
     code, _, err = run("init", project, cwd=tmp_path)
     assert code == 2
-    assert "exists; name a new folder" in err
+    assert "already; nothing was written: name another folder" in err
 
 
 def test_the_example_trains(tmp_path):
     script = ROOT / "examples" / "cleanrl_like.py"
-    lines = [line for line in script.read_text().splitlines()[1:] if line.strip()]
-    assert len(lines) < 40
+    assert len(script.read_text().splitlines()) < 40
     config = tmp_path / "config.yaml"
     config.write_text(CARTPOLE.read_text().replace("target_return: 475", "target_return: 150"))
     subprocess.run([sys.executable, str(script), str(config)], cwd=tmp_path, check=True)

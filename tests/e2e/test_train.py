@@ -27,6 +27,7 @@ def test_cartpole_is_solved(tmp_path, launcher):
     end = last_line(out)
     assert end["outcome"] == "solved"
     assert end["mean_return"] >= 475
+    assert end["max_staleness"] <= 2  # of all rows of all updates
     assert end["run"] == "runs/cartpole/1"
     assert "env.round_trip" in err
     folder = tmp_path / end["run"]
@@ -40,15 +41,24 @@ def test_cartpole_is_solved(tmp_path, launcher):
     assert (folder / "checkpoints" / "latest" / "weights.safetensors").exists()
 
 
-def test_the_steps_used_up_without_a_target(tmp_path):
-    code, out, err = run(
-        "train", CARTPOLE, *settings(*SMALL), "--json", "--name", "short", cwd=tmp_path
-    )
+@pytest.mark.parametrize("launcher", ["local", "in-process"])
+@pytest.mark.parametrize("weights", ["random", "none"])
+def test_the_steps_used_up_without_a_target(tmp_path, launcher, weights):
+    options = settings(*SMALL, f"policy.initial_weights={weights}", "train.max_env_steps=2000")
+    options += ("--launcher", launcher, "--json", "--name", "short")
+    code, out, err = run("train", CARTPOLE, *options, cwd=tmp_path)
     assert code == 0, err
     end = last_line(out)
     assert end["outcome"] == "finished"
-    assert end["updates"] == 8
     assert end["run"] == "runs/short/1"
+    # The steps are those that were executed; the last of them are not learned from.
+    assert end["env_steps"] >= 2000
+    assert end["rows_learned"] == 32 * end["updates"] <= end["env_steps"] - end["rows_skipped"]
+    assert end["updates"] > 40
+    # Rollouts of 8 steps, which is less than a writer would send ahead by itself.
+    assert end["max_staleness"] <= 2
+    if weights == "none":
+        assert end["rows_skipped"] == 0
 
 
 @pytest.mark.parametrize("launcher", ["local", "in-process"])

@@ -32,7 +32,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 CONFIG = """
 env: {name: cartpole, backend: gymnasium, task: CartPole-v1, num_envs: 4}
-policy: {model_cfg: {hidden: [16]}, device: cpu}
+policy: {model_cfg: {hidden: [16]}, device: cpu, initial_weights: random}
 buffer: {type: %s, capacity: 1024, rollout_length: 8}
 services: {reflection: true, grace_s: 5}
 """

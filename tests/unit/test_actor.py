@@ -196,6 +196,29 @@ async def test_an_answer_for_another_env_is_never_executed():
     assert env.executed == []
 
 
+async def test_an_answer_is_executed_in_the_episode_that_asked_and_no_other():
+    control = ActorControl()
+    env, policy, buffer = FakeEnv(), FakePolicy(), FakeBuffer(control, 4)
+    act = policy.act
+
+    async def act_while_a_reset_is_asked_for(env_ret, **kwargs):
+        response = await act(env_ret, **kwargs)
+        if env.steps == 1 and env.resets == 1:
+            control.reset_envs()
+        return response
+
+    policy.act = act_while_a_reset_is_asked_for
+    await asyncio.wait_for(run_actor(env, policy, buffer, control=control), 10)
+    # The answer to 1 is executed before the reset, and nothing of before after it.
+    assert env.executed == [-1.0, 1.0, -2.0, 3.0]
+    assert [item[::3] for item in buffer.items[:4]] == [
+        (-1.0, False),
+        (1.0, False),
+        (-2.0, True),
+        (3.0, False),
+    ]
+
+
 async def test_a_full_buffer_holds_the_env():
     control = ActorControl()
     env, buffer = FakeEnv(), FakeBuffer(control, 3)

@@ -7,12 +7,17 @@ import sys
 import pytest
 import typer
 
-from rlightning.cluster.guard import add_import_paths, one_line_errors
+from rlightning.cluster.guard import (
+    add_import_paths,
+    one_line_errors,
+    put_current_folder_last,
+    require,
+)
 from rlightning.cluster.init import write_project
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.launcher import last_words, written_reason
 from rlightning.cluster.logs import JsonFormatter
-from rlightning.cluster.prepare import own_state, prepare
+from rlightning.cluster.prepare import check_batch_size, own_state, prepare
 from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
 from rlightning.errors import ClusterError, ConfigError
@@ -55,6 +60,23 @@ def test_import_paths_come_last_and_once(monkeypatch, tmp_path):
     assert sys.path == ["/first", str(tmp_path), "/a"]
 
 
+@pytest.mark.parametrize("path", [["/lib"], ["/lib", "HERE"], ["HERE", "/lib"]])
+def test_the_current_folder_shadows_nothing(monkeypatch, tmp_path, path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path) if one == "HERE" else one for one in path])
+    put_current_folder_last()
+    assert sys.path == ["/lib", str(tmp_path)][: len(path)]
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra():
+    require("all", "dev", "sys", "typer")
+    with pytest.raises(ConfigError) as caught:
+        require("the policy server", "policy", "sys", "no_such_library")
+    assert str(caught.value) == (
+        "the policy server needs no_such_library: pip install 'rlightning[policy]'"
+    )
+
+
 def test_sigterm_ends_a_command_like_ctrl_c():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), interruptible():
@@ -76,6 +98,26 @@ def test_open_seeds_come_from_the_root_seed():
 def test_a_run_needs_an_env():
     with pytest.raises(ConfigError, match="no env"):
         prepare(MainConfig())
+
+
+def test_a_backend_that_nothing_here_hosts():
+    env = {"name": "e", "backend": "maniskill", "task": "t"}
+    with pytest.raises(ConfigError, match="no env backend 'maniskill' is registered; known: gymn"):
+        prepare(make_config(env=env))
+    elsewhere = {"env": {"address": "10.0.0.1:50051"}}
+    assert prepare(make_config(env=env, services=elsewhere))
+    own = {**env, "backend": "my_env:Env"}
+    assert prepare(make_config(env=own))
+
+
+def test_a_minibatch_fits_into_a_rollout():
+    sections = {"buffer": {"type": "RolloutBuffer", "rollout_length": 16}}
+    check_batch_size(make_config(**sections, train={"batch_size": 32}))
+    with pytest.raises(ConfigError, match=r"train.batch_size: expected at most 32, .* got 33"):
+        check_batch_size(make_config(**sections, train={"batch_size": 33}))
+    # Who starts the env server elsewhere may have more envs there.
+    sections["services"] = {"env": {"address": "10.0.0.1:50051"}}
+    check_batch_size(make_config(**sections, train={"batch_size": 33}))
 
 
 def test_weights_are_kept_in_the_runs_own_folder(tmp_path):
@@ -145,8 +187,15 @@ def test_a_project_is_written_once(tmp_path):
     written = write_project(tmp_path / "new")
     names = {"config.yaml", "my_env.py", "my_policy.py", "test_my_project.py"}
     assert {path.name for path in written} == names
-    with pytest.raises(ConfigError, match="exists"):
+    for name in names - {"my_env.py"}:
+        (tmp_path / "new" / name).unlink()
+    with pytest.raises(ConfigError, match=r"new holds my_env.py already; nothing was written"):
         write_project(tmp_path / "new")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["my_env.py"]
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "notes.txt").write_text("mine")
+    write_project(tmp_path / "begun")
+    assert (tmp_path / "begun" / "notes.txt").read_text() == "mine"
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write"):
         write_project(tmp_path / "file" / "below")

@@ -41,6 +41,10 @@ def test_dict_and_yaml_round_trip(tmp_path):
     assert MainConfig.load_yaml(None) == MainConfig()
 
 
+def test_random_weights_act_only_where_a_config_says_so():
+    assert MainConfig().policy.initial_weights == "none"
+
+
 def test_from_dict_names_each_field():
     with pytest.raises(ValueError, match=r"field 'env\.0\.num_envs': .*\nfield 'train\.lr': "):
         MainConfig.from_dict(

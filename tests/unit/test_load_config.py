@@ -73,6 +73,11 @@ def test_elements_of_a_longer_list_are_numbered(write):
     [
         ("trian: {lr: 1}", "{file}: unknown key 'trian'; did you mean 'train'?"),
         ("train: {Lr: 1}", "{file}: unknown key 'train.Lr'; did you mean 'train.lr'?"),
+        (
+            "train: {learning_rate: 1}",
+            "{file}: unknown key 'train.learning_rate'; did you mean 'train.lr'?",
+        ),
+        ("ppo: {}", "{file}: unknown key 'ppo'; `rlightning config schema` lists all"),
         ("policy: {gamma: 1}", "{file}: unknown key 'policy.gamma'; did you mean 'learner.gamma'?"),
         (
             "buffer: {sampler: {type: all, sed: 1}}",
@@ -133,6 +138,12 @@ def test_errors_name_the_source_of_the_value(write):
         load(path, RLIGHTNING__TRIAN__LR="1")
     with pytest.raises(ConfigError, match=r"^--set train.lr=x: 'train.lr'"):
         load(path, "train.lr=x")
+    # The file's `env` is a mapping, which the config holds as a list of one.
+    for key in ("env.num_envs", "env.0.num_envs"):
+        with pytest.raises(ConfigError, match=rf"^--set {key}=0: 'env.0.num_envs': expected .* 1"):
+            load(path, f"{key}=0")
+    with pytest.raises(ConfigError, match=r"^RLIGHTNING__ENV__NUM_ENVS: 'env.0.num_envs'"):
+        load(path, RLIGHTNING__ENV__NUM_ENVS="0")
     with pytest.raises(ConfigError, match="expected key=value"):
         load(path, "train.lr")
 
@@ -160,11 +171,25 @@ def test_the_effective_config_loads_to_itself(write):
     assert again.env[0].env_kwargs.text == "1e-3"
 
 
+@pytest.mark.parametrize("key", ["services.policy.address", "services.policy.listen"])
+@pytest.mark.parametrize("address", ["nonsense", "host:", "127.0.0.1:99999"])
+def test_an_address_names_a_port(write, key, address):
+    with pytest.raises(ConfigError, match=r"expected HOST:PORT, .* got '"):
+        load(write(ENV), f"{key}={address!r}")
+    assert load(write(ENV), f"{key}='[::1]:0'")
+    assert load(write(ENV), f"{key}='unix:/tmp/x'")
+
+
+def test_an_unknown_backend_is_no_matter_of_loading(write):
+    assert load(write("env: {name: e, backend: mine, task: t}")).env[0].backend == "mine"
+
+
 def test_the_shipped_configs_load():
     root = Path(__file__).parents[2]
     shipped = [*(root / "configs").glob("*.yaml"), *root.glob("rlightning/**/config.yaml.tmpl")]
-    assert len(shipped) >= 3
-    for path in shipped:
+    whole = [path for path in shipped if load(path).env]  # the others are merged over one of these
+    assert len(whole) >= 3
+    for path in whole:
         assert load(path).env[0].task
         # Random weights act only where a config says so.
         assert yaml.safe_load(path.read_text())["policy"]["initial_weights"] == "random", path

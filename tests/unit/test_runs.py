@@ -24,14 +24,34 @@ def test_a_run_has_its_files(tmp_path):
     assert manifest["command"] == ["rlightning", "train", "x.yaml"]
     assert manifest["outcome"] == "running"
     assert manifest["versions"]["numpy"]
-    assert (run.path.parent / "latest").resolve() == run.path.resolve()
     assert run.logs.is_dir()
     assert run.checkpoints.is_dir()
     assert run.tensorboard.is_dir()
 
 
+def test_latest_is_the_last_run_that_began(tmp_path):
+    first, second = (Run.create(make_config(tmp_path), command=[]) for _ in range(2))
+    latest = first.path.parent / "latest"
+    assert not latest.exists()
+    first.begin()
+    assert latest.resolve() == first.path.resolve()
+    second.begin()
+    assert latest.resolve() == second.path.resolve()
+
+
+def test_a_failed_start_leaves_a_folder_only_with_logs(tmp_path):
+    silent, spoken = (Run.create(make_config(tmp_path), command=[]) for _ in range(2))
+    for run, text in ((silent, ""), (spoken, "env_server did not start: no luck\n")):
+        (run.logs / "env_server.log").write_text(text)
+        run.finish("failed")
+    assert not silent.path.exists()
+    assert json.loads((spoken.path / "manifest.json").read_text())["outcome"] == "failed"
+    assert not (spoken.path.parent / "latest").exists()
+
+
 def test_finish_records_the_outcome(tmp_path):
     run = Run.create(make_config(tmp_path), command=[])
+    run.begin()
     run.finish("solved", {"env_steps": 10})
     manifest = json.loads((run.path / "manifest.json").read_text())
     assert manifest["outcome"] == "solved"
@@ -73,7 +93,9 @@ def test_runs_at_the_same_time_never_share_a_folder(tmp_path):
 
     def create(_):
         barrier.wait()
-        return Run.create(config, command=[]).path.name
+        run = Run.create(config, command=[])
+        run.begin()
+        return run.path.name
 
     with ThreadPoolExecutor(8) as pool:
         names = list(pool.map(create, range(8)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,11 @@ class Leaf:
             return np.asarray(value, self.dtype)  # a plain number has no dtype of its own
         except OverflowError:
             raise InvalidRowError(f"{self.path}: {value} does not fit in {self.name}") from None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of one value in bytes; an empty axis counts as one, as in numpy's own check."""
+        return self.dtype.itemsize * math.prod(axis or 1 for axis in self.shape)
 
     @property
     def name(self) -> str:
@@ -136,6 +142,11 @@ class Layout:
     def unflatten(self, arrays: Sequence[Array]) -> Any:
         """Returns the nested value of arrays in the order of `leaves`."""
         return _unflatten(self._tree, iter(arrays))
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of one value."""
+        return sum(leaf.nbytes for leaf in self.leaves)
 
     def allocate(self, lead: tuple[int, ...]) -> list[Array]:
         """Returns zeroed arrays of shape [*lead, *leaf.shape], one per leaf."""

@@ -13,6 +13,9 @@ from rlightning.errors import InvalidRowError, StorageFullError
 
 Index = int | slice | Array
 
+USE_BYTES = 4
+"""What is kept of each transition beside its columns, in bytes."""
+
 
 class Storage:
     """Columns of `capacity` transitions; nested values keep their structure.
@@ -44,6 +47,20 @@ class Storage:
 
     def __len__(self) -> int:
         return self.size
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it has allocated, in bytes."""
+        return self.nbytes_with(self.row_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one transition in bytes; 0 before the first push."""
+        return sum(layout.nbytes for layout in self._layouts.values())
+
+    def nbytes_with(self, row_bytes: int) -> int:
+        """Returns the memory in bytes that it takes for transitions of so many bytes."""
+        return self.capacity * (USE_BYTES + row_bytes)
 
     def get_size(self) -> int:
         """Returns how many transitions it holds."""

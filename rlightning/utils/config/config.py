@@ -84,8 +84,12 @@ class BufferConfig(Config):
         node_affinity_env: Keep the rows of an env on the shard of its node.
         node_affinity_train: Give a train worker the shards of its node.
         rollout_length: Steps of every sub-env in one rollout batch (the T of [T, N]).
-        max_rollouts: Complete rollouts that may wait for the learner; inserts wait when there are
-            more.
+        max_rollouts: Rollouts that are kept, those under collection and at the learner included;
+            inserts wait when there are more. No row is older than so many versions when it is
+            learned from, if `rollout_length` is 3 or more.
+        max_bytes: What the transitions of all envs may take in memory, in bytes, the storage
+            included; half as much again is for messages and batches on their way. None: a third of
+            the memory of the machine, or of its container.
         producer_timeout_s: Seconds without an insert after which the learner is told which producer
             is silent.
     """
@@ -99,6 +103,7 @@ class BufferConfig(Config):
     node_affinity_train: bool = False
     rollout_length: int = Field(default=32, ge=1)
     max_rollouts: int = Field(default=2, ge=1)
+    max_bytes: int | None = Field(default=None, ge=1)
     producer_timeout_s: float = Field(default=60.0, gt=0)
 
     @model_validator(mode="after")
@@ -210,8 +215,8 @@ class PolicyConfig(Config):
         router_type: How work is spread over several policies.
         weight_buffer: Where weights wait before they are used.
         policy_kwargs: For a `module:Class` to read.
-        initial_weights: `random` acts with fresh weights until the first publish; `none` waits
-            for it.
+        initial_weights: `none` lets nobody act before the first publish; `random` acts with fresh
+            weights until then. Learners do not learn from rows that such weights acted in.
         state_dir: Directory in which published weights outlive the process; None keeps none.
         device: `auto` takes CUDA when there is one; else a torch device.
         max_batch_rows: Rows in one inference at most.
@@ -219,6 +224,7 @@ class PolicyConfig(Config):
         inline_below_us: On the CPU, batches whose inference is known to take less than this run on
             the event loop, which saves two thread switches; 0: none do.
         queue_rows: Rows that may wait for inference; more are refused.
+        queue_bytes: Bytes of the requests that may wait for inference; more are refused.
         max_weights_bytes: Size that published weights may have.
         torch_threads: Threads of torch in the policy server.
         seed: Seed of the weights and of sampled actions; None draws one.
@@ -234,13 +240,14 @@ class PolicyConfig(Config):
     router_type: Literal["simple", "node_affinity"] = "simple"
     weight_buffer: WeightBufferConfig = Field(default_factory=WeightBufferConfig)
     policy_kwargs: Config = Field(default_factory=Config)
-    initial_weights: Literal["random", "none"] = "random"
+    initial_weights: Literal["random", "none"] = "none"
     state_dir: str | None = None
     device: str = "auto"
     max_batch_rows: int = Field(default=4096, ge=1)
     max_wait_us: int = Field(default=0, ge=0)
     inline_below_us: int = Field(default=200, ge=0)
     queue_rows: int = Field(default=65536, ge=1)
+    queue_bytes: int = Field(default=256 * 2**20, ge=1)
     max_weights_bytes: int = Field(default=4 * 2**30, ge=1)
     torch_threads: int = Field(default=1, ge=1)
     seed: int | None = None
@@ -250,10 +257,13 @@ class TrainConfig(Config):
     """How long and towards what to train.
 
     Attributes:
-        max_env_steps: Env steps of the run; every row of every env counts.
+        max_env_steps: Env steps that the envs execute, at the least, unless the target ends the run
+            before; every row of every env counts. Training ends with the first update after them.
         target_return: Mean return at which the run has succeeded and ends; None: run to the last
             step.
         target_episodes: Finished episodes over which the mean return is taken.
+        after_target: What `rlightning train` does once training has ended, target reached or not:
+            `exit`, or `serve` on with the last weights until it is stopped.
         seed: Root of every seed of the run that the config leaves open.
         lr: Learning rate.
         batch_size: Transitions in one minibatch.
@@ -269,6 +279,7 @@ class TrainConfig(Config):
     max_env_steps: int = Field(default=1_000_000, ge=1)
     target_return: float | None = None
     target_episodes: int = Field(default=100, ge=1)
+    after_target: Literal["serve", "exit"] = "exit"
     seed: int = Field(default=0, ge=0)
     lr: float = Field(default=3e-4, gt=0)
     batch_size: int = Field(default=64, ge=1)
@@ -293,7 +304,8 @@ class LearnerConfig(Config):
         critic_coeff: Weight of the value loss.
         epochs: Passes over one rollout batch.
         max_grad_norm: Bound of the gradient's norm.
-        anneal_lr: Let the learning rate fall to 0 over `train.max_env_steps`.
+        anneal_lr: Let the learning rate fall to 0 while `train.max_env_steps` rows are learned
+            from.
         torch_threads: Threads of torch in the learner.
     """
 

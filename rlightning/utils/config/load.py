@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -59,7 +60,10 @@ def load_config(
         keys = dotted.strip().split(".")
         _apply(data, sources, _nest(data, keys, parse_yaml(value, source), source), source)
     try:
-        return MainConfig.model_validate(data)
+        with warnings.catch_warnings():
+            # An unknown backend: who hosts the envs knows which there are, and says so.
+            warnings.simplefilter("ignore", UserWarning)
+            return MainConfig.model_validate(data)
     except ValidationError as error:
         lines = (_explain(details, sources, files) for details in error.errors())
         raise ConfigError("\n".join(lines)) from error
@@ -70,12 +74,14 @@ def _apply(data: dict[str, Any], sources: _Sources, update: dict[str, Any], sour
     lines = []
     for path, model in unknown_keys(MainConfig, update):
         near = nearest_key(MainConfig, path, model)
-        hint = f"did you mean '{near}'?" if near else f"known keys: {', '.join(model.model_fields)}"
+        hint = f"did you mean '{near}'?" if near else "`rlightning config schema` lists all"
         lines.append(f"{source}: unknown key '{'.'.join(path)}'; {hint}")
     if lines:
         raise ConfigError("\n".join(lines))
     # A section whose every line is commented out reads as null.
     sections = {key: value for key, value in update.items() if value is not None}
+    if isinstance(sections.get("env"), Mapping) and "env" not in data:
+        sections["env"] = [sections["env"]]  # as the config will have it, so that keys find it
     _merge(data, sections, (), sources, source)
 
 

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from rlightning.utils.config.base import Config
 
 MIB = 2**20
+_HIGHEST_PORT = 65535
+
+
+def check_address(address: str) -> str:
+    """Returns an address that names a port or a socket file, as it is.
+
+    Raises:
+        ValueError: It is none; says what was expected and what came.
+    """
+    _, colon, port = address.rpartition(":")
+    socket_file = address.startswith(("unix:", "unix-abstract:"))
+    if not socket_file and not (colon and port.isdecimal() and int(port) <= _HIGHEST_PORT):
+        raise ValueError(
+            "expected HOST:PORT, [IPv6]:PORT or unix:PATH, with a port of at most "
+            f"{_HIGHEST_PORT}, got {address!r}"
+        )
+    return address
 
 
 class RpcConfig(Config):
@@ -85,6 +102,11 @@ class ListenConfig(Config):
     plaintext: bool = False
     tls: TlsConfig | None = None
     tokens: str | None = None
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, address: str) -> str:
+        return check_address(address)
 
 
 class ClientAuthConfig(Config):

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from rlightning.errors import ConfigError
 from rlightning.utils.config.base import Config
-from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfig
+from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfig, check_address
 
 
 class ServiceConfig(Config):
@@ -37,6 +37,12 @@ class ServiceConfig(Config):
         if not isinstance(listeners, list):
             return listeners
         return [{"address": item} if isinstance(item, str) else item for item in listeners]
+
+    @field_validator("address")
+    @classmethod
+    def check_address(cls, address: str | None) -> str | None:
+        """Refuses what nobody can dial."""
+        return None if address is None else check_address(address)
 
     @property
     def dial_address(self) -> str:

@@ -62,17 +62,28 @@ def section_model(annotation: Any) -> type[Config] | None:
 def nearest_key(root: type[Config], path: tuple[str, ...], model: type[Config]) -> str | None:
     """Returns the dotted path of the declared key that looks most like an unknown one.
 
-    Keys of the same section come first, then the same or a similar name anywhere.
+    The same name or its initials (`learning_rate` for `lr`) come first, wherever they are; then a
+    similar key of the same section, then one anywhere. None if nothing is similar.
     """
     name = path[-1].lower()
-    siblings = difflib.get_close_matches(name, model.model_fields, n=1)
-    if siblings:
-        return ".".join((*path[:-1], siblings[0]))
-    everywhere: dict[str, str] = {}
+    here = {key: ".".join((*path[:-1], key)) for key in model.model_fields}
+    everywhere = dict(here)
     for dotted in declared_keys(root):
         everywhere.setdefault(dotted.rpartition(".")[2], dotted)
-    matches = difflib.get_close_matches(name, everywhere, n=1, cutoff=0.75)
-    return everywhere[matches[0]] if matches else None
+    for key, dotted in everywhere.items():
+        if name == key or name == _initials(key) or _initials(name) == key:
+            return dotted
+    for keys in (here, everywhere):
+        matches = difflib.get_close_matches(name, keys, n=1)
+        if matches:
+            return keys[matches[0]]
+    return None
+
+
+def _initials(name: str) -> str | None:
+    """Returns `lr` for `learning_rate`; None for a single word."""
+    words = name.split("_")
+    return "".join(word[:1] for word in words) if len(words) > 1 else None
 
 
 def declared_keys(model: type[Config], prefix: str = "") -> Iterator[str]:

@@ -14,6 +14,7 @@ from rlightning.errors import (
     NotFoundError,
     RemoteError,
     ResourceExhaustedError,
+    StorageFullError,
 )
 from rlightning.rpc.channel import connect, unary
 from rlightning.rpc.session import Session
@@ -30,6 +31,7 @@ from tests.integration.buffer.harness import (
     buffer_server,
     check_rollout,
     inserting,
+    keep_acting,
     raw_writer,
     sampling,
 )
@@ -178,11 +180,41 @@ async def test_a_full_buffer_withholds_acks_until_a_rollout_is_acked() -> None:
         assert newest == [3, 7, 11, 15, 19]
 
 
+async def test_at_the_end_nobody_waits_for_room() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server(rollout_length=4, max_rollouts=2) as buffers,
+        inserting(buffers.address, env.meta, window_messages=3) as client,
+    ):
+        writing = asyncio.create_task(keep_acting(client, env))
+        # 2 rollouts of 4 and the observation after them; then a full window.
+        await assert_eventually(lambda: client.acked == 9)
+        assert not writing.done()
+        client.stop_waiting_for_room()
+        with pytest.raises(StorageFullError, match="no room for the last 3 messages"):
+            await writing
+        with pytest.raises(StorageFullError, match="no room for the last 3 messages"):
+            await client.flush(5)
+        assert client.acked == 9
+
+
+async def test_what_there_is_room_for_is_acked_at_the_end_too() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server(rollout_length=4, max_rollouts=1000) as buffers,
+        inserting(buffers.address, env.meta, window_messages=3) as client,
+    ):
+        client.stop_waiting_for_room()
+        await act(client, env, 200)
+        await client.flush(5)
+        assert client.acked == 201
+
+
 async def test_what_waits_for_room_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     env = ScriptedEnv(2)
     async with buffer_server() as buffers, raw_writer(buffers.address, env.meta) as writer:
         await writer.hello()
-        monkeypatch.setattr("rlightning.services.buffer_server.inserts._MAX_WAITING_BYTES", 1000)
+        monkeypatch.setattr("rlightning.services.buffer_server.inserts._MAX_WAITING_BYTES", 2500)
         env_ret = env.reset()
         for seq in range(1, 60):
             await writer.insert(seq, env_ret, answer(env_ret))
@@ -191,7 +223,7 @@ async def test_what_waits_for_room_is_bounded_in_bytes(monkeypatch: pytest.Monke
         await assert_eventually(lambda: len(state.waiting) > 1)
         await asyncio.sleep(0.2)
         waiting = [message.nbytes for message in state.waiting]
-        assert sum(waiting[:-1]) < 1000 < sum(waiting)
+        assert sum(waiting[:-1]) < 2500 < sum(waiting)
 
 
 async def test_heartbeats_go_on_while_acks_are_withheld() -> None:

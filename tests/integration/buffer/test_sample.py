@@ -39,14 +39,15 @@ from tests.unit.buffer.scripted import ScriptedEnv, check_transitions, meta
 class RawLearner:
     """A Sample stream message by message."""
 
-    def __init__(self, call: Any, token: str) -> None:
+    def __init__(self, call: Any, token: str, client_id: str) -> None:
         self.call = call
         self.token = token
+        self.client_id = client_id
 
     async def hello(self) -> pb.SampleWelcome:
         request = pb.SampleRequest()
         request.hello.session.protocol_version = 1
-        request.hello.session.client_id = "raw"
+        request.hello.session.client_id = self.client_id
         request.hello.session.resume_token = self.token
         await self.call.write(request.SerializeToString())
         welcome = (await self.read()).welcome
@@ -78,11 +79,13 @@ class RawLearner:
 
 
 @asynccontextmanager
-async def raw_learner(address: str, token: str = "") -> AsyncIterator[RawLearner]:
+async def raw_learner(
+    address: str, token: str = "", client_id: str = "raw"
+) -> AsyncIterator[RawLearner]:
     async with connect(address, rpc=FAST) as channel:
         call = channel.stream_stream("/rlightning.v1.BufferService/Sample")()
         try:
-            yield RawLearner(call, token)
+            yield RawLearner(call, token, client_id)
         finally:
             call.cancel()
 
@@ -111,6 +114,32 @@ async def test_an_unacked_batch_comes_again_unchanged() -> None:
             await last.ack(2)
             await last.credit(0)
             assert (await last.batch())[0] == 3
+
+
+async def test_an_ack_is_good_in_another_session_and_for_what_is_ready_only() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server() as buffers,
+        inserting(buffers.address, env.meta) as client,
+        acting((client, env)),
+    ):
+        async with raw_learner(buffers.address) as learner:
+            await learner.hello()
+            await learner.credit(1)
+            assert (await learner.batch())[0] == 1
+        async with raw_learner(buffers.address, client_id="next") as following:
+            await following.hello()
+            await following.ack(1)  # while the other may still come back for it
+            await following.credit(1)
+            assert (await following.batch())[0] == 2
+        rollouts = buffers.table.buffer.rollouts
+        assert rollouts.oldest == 0
+        async with raw_learner(buffers.address, client_id="last") as last:
+            await last.hello()
+            await assert_eventually(lambda: rollouts.ready == 2)  # the leases have ended
+            await last.ack(1)
+            await last.credit(1)
+            assert (await last.batch())[0] == 2
 
 
 async def test_what_a_learner_did_not_ack_is_for_the_next_one() -> None:

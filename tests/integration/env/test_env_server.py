@@ -2,42 +2,62 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from rlightning.buffer.remote_buffer import BufferClient, SampleClient
 from rlightning.env.remote_client import EnvClient
 from rlightning.errors import InvalidRequestError, PreconditionError, RemoteError
+from rlightning.policy import PolicyClient, build_policy, policy_weights
+from rlightning.policy.weights import dump_weights
 from rlightning.rpc.channel import connect
 from rlightning.rpc.server import serve
 from rlightning.services.buffer_server.servicer import BufferService
 from rlightning.services.env_server.servicer import EnvService
 from rlightning.services.policy_server.servicer import PolicyService
 from rlightning.testing import ServerProcess, assert_eventually
-from rlightning.utils.config import MainConfig
+from rlightning.utils.config import MainConfig, PolicyConfig
 
 ENVS = "tests.unit.env.envs"
 NOWHERE = "127.0.0.1:1"
 
 
-def main_config(*, policy=NOWHERE, buffer=NOWHERE, env=(), **sections):
+FRESH = {"model_cfg": {"hidden": [8]}, "device": "cpu", "initial_weights": "random"}
+# Nobody learns here, so there is room for all that a test can collect.
+ROOMY = {"type": "RolloutBuffer", "rollout_length": 64, "max_rollouts": 10_000}
+
+
+def main_config(
+    *,
+    policy=NOWHERE,
+    buffer=NOWHERE,
+    env=(),
+    services=None,
+    policy_config=FRESH,
+    buffer_config=ROOMY,
+    **sections,
+):
     cartpole = {"name": "cart", "backend": "gymnasium", "task": "CartPole-v1", "num_envs": 4}
     return MainConfig.from_dict(
         {
             "env": {**cartpole, **dict(env)},
-            "policy": {"model_cfg": {"hidden": [8]}, "device": "cpu"},
-            # Nobody learns here, so there is room for all that a test can collect.
-            "buffer": {"type": "RolloutBuffer", "rollout_length": 64, "max_rollouts": 10_000},
-            "services": {"policy": {"address": policy}, "buffer": {"address": buffer}},
+            "policy": dict(policy_config),
+            "buffer": dict(buffer_config),
             **sections,
+            "services": {
+                name: {**(services or {}).get(name, {}), "address": address}
+                for name, address in (("policy", policy), ("buffer", buffer))
+            },
         }
     )
 
 
-async def running(stack, service):
-    server = await serve(service)
+async def running(stack, service, rpc=None):
+    server = await serve(service, rpc=rpc)
     stack.push_async_callback(server.stop, grace_s=5)
     await server.ready()
     return server
@@ -50,7 +70,8 @@ async def env_server(*, upstream=True, **kwargs):
         if upstream:
             config = main_config(**kwargs)
             for name, service in (("policy", PolicyService), ("buffer", BufferService)):
-                kwargs[name] = (await running(stack, service(config))).address
+                rpc = getattr(config.services, name).rpc
+                kwargs[name] = (await running(stack, service(config), rpc)).address
         service = EnvService(main_config(**kwargs))
         server = await running(stack, service)
         client = await stack.enter_async_context(EnvClient(server.address))
@@ -175,6 +196,61 @@ async def test_an_env_that_breaks_now_and_then_goes_on():
             return status.stats["env_errors"] >= 3 and len(cut) >= 3 and status.env_steps > 200
 
         await assert_eventually(broke_and_went_on, 60)
+
+
+async def test_a_long_reset_is_told_and_ends_no_session():
+    rpc = {"heartbeat_s": 0.05, "lease_s": 0.4}
+    services = {name: {"rpc": rpc} for name in ("policy", "buffer")}
+    env = {"task": f"{ENVS}:SlowReset", "num_envs": 1, "backend": "gymnasium"}
+    seen = {"policy": [], "buffer": []}
+    async with env_server(env=env, services=services) as (client, service):
+        (actor,) = service._driver._actors
+        async with BufferClient(actor.buffer.address) as buffer:
+
+            async def looked():
+                for name, asked in (("policy", actor.policy), ("buffer", buffer)):
+                    sessions = (await asked.describe()).stats["sessions"]
+                    seen[name] += [told for told in sessions.values() if told["connected"]]
+                return all(
+                    any(
+                        told["state"] == "resetting" and told["busy_s"] > 0.6 for told in seen[name]
+                    )
+                    for name in seen
+                ) and any(told["state"] == "running" for told in seen["policy"])
+
+            await assert_eventually(looked, 20)
+            # Longer than the lease, but heard all the time.
+            assert max(told["busy_s"] for told in seen["policy"]) > 2 * 0.3
+            assert actor.policy._session.epoch == actor.buffer._session.epoch == 1
+            assert (await client.describe()).stats["env_errors"] == 0
+
+
+@pytest.mark.parametrize("length", [3, 8, 32])
+async def test_no_row_is_older_than_the_rollouts_that_are_kept(length):
+    buffer_config = {"type": "RolloutBuffer", "rollout_length": length, "max_rollouts": 2}
+    policy_config = {"device": "cpu", "initial_weights": "none"}
+    config = {"buffer_config": buffer_config, "policy_config": policy_config}
+    async with AsyncExitStack() as stack:
+        addresses = {}
+        for name, service in (("policy", PolicyService), ("buffer", BufferService)):
+            server = await serve(service(main_config(**config)))
+            stack.push_async_callback(server.stop, grace_s=5)
+            addresses[name] = server.address
+        policy = await stack.enter_async_context(PolicyClient(addresses["policy"]))
+        trained = build_policy(PolicyConfig(**policy_config), "train")
+        service = EnvService(main_config(**config, **addresses))
+        await running(stack, service)
+        trained.init_train(env_meta=service._groups[0].meta)
+        data = dump_weights(policy_weights(trained))
+        await policy.publish_weights(1, data)
+        samples = await stack.enter_async_context(SampleClient(addresses["buffer"]))
+        ages = []
+        for version in range(1, 16):
+            batch = await samples.next_batch(20)
+            await asyncio.sleep(0.05)  # an update, in which the buffer fills
+            ages.append(int((version - batch.columns["policy_version"]).max()))
+            await policy.publish_weights(version + 1, data)
+        assert max(ages) == 2
 
 
 def server_process(tmp_path, text):

@@ -27,7 +27,7 @@ FAST = RpcConfig(heartbeat_s=0.2, lease_s=1.5, resume_window_s=5.0, reconnect_in
 RPC = json.dumps({"rpc": FAST.model_dump(exclude_defaults=True)})
 CONFIG = f"""
 env: {{name: count, backend: gymnasium, task: "tests.integration.pairing.env:Counting", num_envs: 6}}
-policy: {{type: "tests.integration.pairing.policy:Echo", device: cpu}}
+policy: {{type: "tests.integration.pairing.policy:Echo", device: cpu, initial_weights: random}}
 buffer: {{type: RolloutBuffer, rollout_length: 8}}
 services: {{env: {RPC}, policy: {RPC}, buffer: {RPC}}}
 """

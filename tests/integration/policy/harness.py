@@ -20,6 +20,7 @@ from rlightning.services.policy_server.servicer import PolicyService
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import ListenConfig, MainConfig, PolicyConfig, RpcConfig
 
+FRESH = {"device": "cpu", "seed": 1, "initial_weights": "random"}
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
 
 
@@ -44,7 +45,7 @@ class Policies:
 async def policy_server(
     *, rpc: RpcConfig | None = None, wait: bool = True, **policy: Any
 ) -> AsyncIterator[Policies]:
-    config = MainConfig(policy=PolicyConfig(**{"device": "cpu", "seed": 1, **policy}))
+    config = MainConfig(policy=PolicyConfig(**{**FRESH, **policy}))
     config.services.policy.rpc = rpc or RpcConfig()
     service = PolicyService(config)
     server = await serve(service, listen=[ListenConfig()], rpc=config.services.policy.rpc)

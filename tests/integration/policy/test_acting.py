@@ -22,7 +22,9 @@ from rlightning.policy import PolicyClient
 from rlightning.testing import FaultProxy, assert_eventually
 from rlightning.types import EnvRet, Mode, Purpose
 from rlightning.utils.config import RpcConfig
-from tests.integration.policy.harness import acting, env_ret, policy_server, spec
+from rlightning.v1 import policy_service_pb2 as pb
+from rlightning.v1.tensor_pb2 import Value
+from tests.integration.policy.harness import VECTOR, acting, env_ret, policy_server, spec
 
 AWKWARD = "tests.integration.policy.harness:Awkward"
 LARGE = "tests.integration.policy.harness:Large"
@@ -231,6 +233,39 @@ async def test_a_repeated_request_is_answered_from_what_was_kept() -> None:
         await session.send(encode(session, ask))
         with pytest.raises(PreconditionError, match="request 1 came after 2"):
             await asyncio.wait_for(ask.answer, 5)
+
+
+async def test_a_fresh_recurrent_state_changes_nothing_where_none_is_kept() -> None:
+    async with policy_server() as server, acting(server.address, 4) as client:
+        first = await client.act(env_ret(4), mode=Mode.EXPLOIT)
+        fresh = await client.act(env_ret(4), mode=Mode.EXPLOIT, reset_state=True)
+        np.testing.assert_array_equal(fresh.value, first.value)
+
+
+async def test_a_state_that_a_client_carries_is_refused_and_the_session_lives_on() -> None:
+    async with policy_server() as server, acting(server.address) as client:
+        encode = client._encode
+        carried = pb.ActRequest(step=pb.ActStep(state=Value(int_value=1))).SerializeToString()
+        # Fields that come twice are merged.
+        client._encode = lambda *args: encode(*args) + carried  # type: ignore[method-assign]
+        with pytest.raises(InvalidRequestError, match="state: .* carries no recurrent state"):
+            await client.act(env_ret())
+        client._encode = encode  # type: ignore[method-assign]
+        assert (await client.act(env_ret())).seq == 2
+        assert server.stats.requests == 1
+
+
+async def test_a_space_without_a_bound_is_refused_with_its_path() -> None:
+    space = gym.spaces.Dict({"arm": VECTOR, "say": gym.spaces.Text(9)})
+    async with policy_server(type="tests.unit.policy.policies:Echo") as server:
+        with pytest.raises(InvalidRequestError, match=r"observation_space\['say'\].* max_bytes"):
+            async with acting(server.address, spec=spec(1, space)):
+                pass
+        space["say"].max_bytes = 36  # type: ignore[attr-defined]
+        async with acting(server.address, spec=spec(1, space)) as client:
+            assert client._session is not None
+            cap = 2 * (16 + 36) + 8 + RpcConfig().info_budget_bytes
+            assert client._session._stream.cap == cap  # type: ignore[union-attr]
 
 
 async def test_a_cut_connection_is_resumed_and_the_request_answered_once() -> None:

@@ -235,9 +235,11 @@ class Process(ServerProcess):
 async def test_after_kill_9_sessions_go_on_and_versions_never_fall(
     tmp_path: Path, keeps: bool
 ) -> None:
-    config = "policy: {device: cpu}\n"
+    config = "policy: {device: cpu, initial_weights: random}\n"
     if keeps:
-        config = f"policy: {{device: cpu, state_dir: {tmp_path / 'state'}}}\n"
+        config = (
+            f"policy: {{device: cpu, initial_weights: random, state_dir: {tmp_path / 'state'}}}\n"
+        )
     with Process(tmp_path, config) as process:
         address = await asyncio.to_thread(process.address)
         async with PolicyClient(address) as learner, acting(address, 4) as client:
@@ -269,7 +271,7 @@ async def _act(client: PolicyClient, times: int) -> list[int]:
 
 
 async def test_sigterm_answers_what_was_asked_and_ends_with_0(tmp_path: Path) -> None:
-    config = "policy: {device: cpu, type: 'tests.integration.policy.harness:Awkward'}\n"
+    config = "policy: {device: cpu, initial_weights: random, type: 'tests.integration.policy.harness:Awkward'}\n"
     with Process(tmp_path, config) as process:
         address = await asyncio.to_thread(process.address)
         async with acting(address) as client:
@@ -283,7 +285,7 @@ async def test_sigterm_answers_what_was_asked_and_ends_with_0(tmp_path: Path) ->
 
 
 async def test_the_running_server_imports_torch_and_no_more(tmp_path: Path) -> None:
-    with Process(tmp_path, "policy: {device: cpu}\n") as process:
+    with Process(tmp_path, "policy: {device: cpu, initial_weights: random}\n") as process:
         address = await asyncio.to_thread(process.address)
         async with acting(address) as client:
             await client.act(env_ret())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import hashlib
 import ipaddress
 import json
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -133,6 +135,34 @@ async def test_mtls_refuses_clients_without_a_certificate_of_the_right_authority
         with pytest.raises(UnavailableError):
             await describe(server.address, ClientAuthConfig(ca_file=files.ca, **wrong))
     assert service.log == ["start", "describe"]
+    await server.stop()
+
+
+async def probe(address: str, **options: str | Path) -> tuple[int | None, str, str]:
+    """Runs `rlightning health`; returns (exit code, stdout, stderr)."""
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    command = [str(Path(sys.executable).parent / "rlightning"), "health", address, *words]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_the_probe_shows_a_certificate(files):
+    server = await serve(EchoService(FAST), listen=[ListenConfig(tls=files.mtls)], rpc=FAST)
+    await server.ready()
+    cert, key = files.client.values()
+    shown = {"ca": files.ca, "cert": cert, "key": key, "token": "any"}
+    assert await probe(server.address, **shown) == (0, "SERVING\n", "")
+    code, _, err = await probe(server.address, ca=files.ca)
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert await probe(server.address, cert=cert) == (
+        2,
+        "",
+        "error: --cert and --key belong together\n",
+    )
+    code, _, err = await probe("nonsense")
+    assert (code, err[:33]) == (2, "error: ADDR: expected HOST:PORT, ")
     await server.stop()
 
 

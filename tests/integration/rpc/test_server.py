@@ -227,7 +227,7 @@ async def test_a_taken_port_is_an_error_and_not_shared():
     ],
 )
 async def test_an_address_that_cannot_be_listened_on(address, reason):
-    listen = [ListenConfig(address=address, plaintext=True)]
+    listen = [ListenConfig(plaintext=True).model_copy(update={"address": address})]
     with pytest.raises(ConfigError, match=rf"cannot listen on {address}: .*({reason})"):
         await serve(EchoService(FAST), listen=listen, rpc=FAST)
 

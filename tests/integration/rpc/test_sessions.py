@@ -18,10 +18,12 @@ from rlightning.errors import (
 )
 from rlightning.rpc.channel import connect
 from rlightning.rpc.handlers import EOF
+from rlightning.rpc.stream import Stream
 from rlightning.testing import FaultProxy, assert_eventually
 from rlightning.types import EnvRet
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
+from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING
 from tests.integration.rpc.echo import EchoService
 from tests.integration.rpc.harness import (
     FAST,
@@ -64,6 +66,77 @@ async def test_half_close_frees_the_client_id_at_once():
             async with connected(server.address) as client:
                 await client.ask()
                 assert client.session.epoch == 1
+
+
+async def test_a_session_that_comes_back_waits_until_its_end_has_been_dealt_with():
+    async with running() as (service, server):
+        noted, on_close = asyncio.Event(), service.handler.on_close
+
+        async def slow(session, *, resumable):
+            await noted.wait()
+            await on_close(session, resumable=resumable)
+
+        service.handler.on_close = slow
+        async with raw_call(server.address) as call:
+            await call.write(hello())
+            token = pb.ActResponse.FromString(await call.read()).welcome.session.resume_token
+            call.cancel()
+            await assert_eventually(lambda: service.registry.open_count == 0)
+        async with raw_call(server.address) as call:
+            await call.write(hello(token=token))
+            await asyncio.sleep(0.2)
+            assert len(service.handler.opened) == 1
+            noted.set()
+            assert pb.ActResponse.FromString(await call.read()).welcome.session.resumed
+            assert service.handler.closed == [("a", True)]
+
+
+async def test_a_write_is_not_given_up_for_the_time_in_which_the_server_stood_still():
+    async with running() as (service, server), raw_call(server.address) as call:
+        await call.write(hello())
+        await call.read()
+        stream = service.handler.opened[0].owner
+        stream.write_since_ns = time.monotonic_ns()
+        time.sleep(2 * FAST.lease_s)
+        await asyncio.sleep(FAST.lease_s / 3)
+        assert stream.error is None
+        await assert_eventually(lambda: stream.error is not None)
+
+
+async def test_a_stream_that_is_ended_in_its_welcome_tells_its_client_so(monkeypatch):
+    write = Stream.write
+
+    async def interrupted(stream, data):
+        asyncio.get_running_loop().call_soon(stream.end, UnavailableError("too slow"))
+        return await write(stream, data)
+
+    monkeypatch.setattr(Stream, "write", interrupted)
+    async with running() as (_, server), raw_call(server.address) as call:
+        await call.write(hello())
+        with pytest.raises(grpc.aio.AioRpcError, match="too slow"):
+            await asyncio.wait_for(_read_to_the_end(call), 5)
+
+
+async def _read_to_the_end(call):
+    while await call.read() is not EOF:
+        pass
+
+
+async def test_a_half_close_without_a_farewell_is_taken_for_a_cut():
+    async with running() as (service, server):
+        async with raw_call(server.address) as call:
+            await call.write(hello())
+            token = pb.ActResponse.FromString(await call.read()).welcome.session.resume_token
+            await call.done_writing()
+            await assert_eventually(lambda: service.handler.closed == [("a", True)])
+        async with raw_call(server.address) as call:
+            await call.write(hello(token=token))
+            assert pb.ActResponse.FromString(await call.read()).welcome.session.resumed
+            leaving = pb.ActRequest()
+            leaving.heartbeat.state = CLIENT_STATE_LEAVING
+            await call.write(leaving.SerializeToString())
+            await call.done_writing()
+            await assert_eventually(lambda: service.handler.closed[1:] == [("a", False)])
 
 
 async def test_many_tasks_may_send_at_once():
@@ -426,8 +499,8 @@ async def test_a_loop_that_stood_still_does_not_end_leases():
 
 async def test_heartbeats_keep_an_idle_session_and_tell_what_the_client_does():
     async with running() as (service, server), connected(server.address) as client:
-        client.session.client_state = 2
-        client.session.busy_since_ns = 5
+        client.session.activity.state = 2
+        client.session.activity.busy_since_ns = 5
         await asyncio.sleep(2 * FAST.lease_s)
         session = service.handler.opened[0]
         assert (session.client_state, session.busy_since_ns) == (2, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -118,6 +119,14 @@ class SometimesBreaking(Counting):
         if self.episode % 7 == 6 and self.steps == 1:
             raise RuntimeError("the arm fell off")
         return super().step(action)
+
+
+class SlowReset(Counting):
+    """Takes a second to reset."""
+
+    def reset(self, *, seed=None, options=None):
+        time.sleep(1.0)
+        return super().reset(seed=seed, options=options)
 
 
 class Unmakeable(Counting):

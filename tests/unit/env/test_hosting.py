@@ -10,7 +10,7 @@ import pytest
 
 from rlightning.env import BaseEnv
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
-from rlightning.env.hosting import StepPlacement, group_name, host_envs
+from rlightning.env.hosting import HostedGroup, StepPlacement, group_name, host_envs
 from rlightning.errors import ConfigError, EnvError, ResetNeededError
 from rlightning.types import ActionSource, EnvRet
 from rlightning.utils.config import Config
@@ -244,6 +244,52 @@ def test_placement():
     for _ in range(100):
         never.record(0.0)
     assert not never.inline
+
+
+@pytest.mark.parametrize("tell", ["record", "record_reset"])
+def test_a_group_that_would_stop_the_loop_for_long_stays_in_its_thread(tell):
+    placement = StepPlacement(200)
+    for _ in range(StepPlacement.WINDOW):
+        placement.record(100e-6)
+    assert placement.inline
+    getattr(placement, tell)(0.6)
+    for _ in range(4 * StepPlacement.WINDOW):
+        assert not placement.inline
+        placement.record(100e-6)
+
+
+async def test_a_group_tells_what_it_is_busy_with():
+    seen = []
+
+    class Looking(BaseEnv):
+        def init(self):
+            return self.get_metadata()
+
+        def get_observation_space(self):
+            return gym.spaces.Discrete(2)
+
+        def get_action_space(self):
+            return gym.spaces.Discrete(2)
+
+        def reset(self):
+            seen.append(("reset", activity.state, activity.busy_since_ns > 0))
+            return EnvRet(self.env_id, 0)
+
+        def step(self, policy_resp):
+            seen.append(("step", activity.state, activity.busy_since_ns > 0))
+            return EnvRet(self.env_id, 0, 0.0, True, False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlightning.env.hosting.backend_class", lambda backend: Looking)
+        group = HostedGroup(config(num_envs=1), "e", worker_index=0, log=EpisodeLog())
+        activity = group.activity
+        await group.start()
+        await group.reset()
+        await group.step(answer("e", np.zeros(1, int)))
+        await group.close()
+    # The reset within the step is told of as one.
+    assert seen == [("reset", 2, True), ("step", 1, True), ("reset", 2, True)]
+    assert (activity.state, activity.busy_since_ns) == (1, 0)
 
 
 def record(number):

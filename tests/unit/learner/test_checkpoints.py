@@ -10,13 +10,16 @@ from rlightning.learner import Checkpoints, LearnerStats
 
 def test_a_checkpoint_holds_weights_and_a_manifest(tmp_path):
     folder = tmp_path / "checkpoints"
-    Checkpoints(folder).save(LearnerStats(updates=3, rows=60, policy_version=4), b"weights")
+    Checkpoints(folder).save(
+        LearnerStats(updates=3, rows=60, env_steps=90, policy_version=4), b"weights"
+    )
     assert (folder / "4" / "weights.safetensors").read_bytes() == b"weights"
     assert json.loads((folder / "4" / "manifest.json").read_text()) == {
         "format": 1,
         "policy_version": 4,
         "updates": 3,
-        "env_steps": 60,
+        "env_steps": 90,
+        "rows": 60,
         "files": {"weights.safetensors": hashlib.sha256(b"weights").hexdigest()},
     }
     assert sorted(path.name for path in folder.iterdir()) == ["4", "latest"]

@@ -186,7 +186,7 @@ def test_metrics_are_finite_scalars():
         )
     }  # fmt: skip
     assert all(isinstance(value, float) and np.isfinite(value) for value in metrics.values())
-    assert ppo.env_steps == 2 * T * N
+    assert ppo.rows == 2 * T * N
 
 
 def test_the_learning_rate_falls_to_zero_over_the_budget():

@@ -11,10 +11,12 @@ ROWS = 6
 
 
 class Source:
-    """Hands out rollouts collected with the newest version; None stands for an empty wait."""
+    """Hands out rollouts; None stands for an empty wait. Its envs are `ahead` steps further."""
 
-    def __init__(self, batches, version=0):
+    def __init__(self, batches, version=0, ahead=0):
         self.version = version
+        self.ahead = ahead
+        self.handed_out = 0
         self.published = []
         self._batches = list(batches)
 
@@ -22,6 +24,7 @@ class Source:
         batch = self._batches.pop(0) if self._batches else None
         if isinstance(batch, Exception):
             raise batch
+        self.handed_out += batch is not None
         return batch
 
     def publish(self, version, weights):
@@ -30,6 +33,9 @@ class Source:
 
     def policy_version(self):
         return self.version
+
+    def env_steps(self):
+        return self.handed_out * ROWS + self.ahead
 
     def check(self):
         pass
@@ -89,7 +95,7 @@ def test_publishes_its_first_weights_before_it_takes_a_batch():
 
 
 def test_versions_go_on_after_that_of_the_policy():
-    source = Source([batch(7), batch(8)], version=7)
+    source = Source([batch(8), batch(8)], version=7)
     stats, _, _ = run(source, max_env_steps=2 * ROWS)
     assert [version for version, _ in source.published] == [8, 9, 10]
     assert stats.policy_version == 10
@@ -100,6 +106,34 @@ def test_stops_when_the_steps_are_used_up():
     assert (stats.updates, stats.rows) == (3, 3 * ROWS)
     assert [update.number for update in updates] == [1, 2, 3]
     assert saved == [(4, 3, b"3")]
+
+
+def test_the_steps_are_those_that_the_envs_executed():
+    stats, _, _ = run(Source([batch(1)] * 9, ahead=2 * ROWS), max_env_steps=4 * ROWS)
+    assert (stats.updates, stats.rows, stats.env_steps) == (2, 2 * ROWS, 4 * ROWS)
+
+
+def test_there_is_an_update_however_far_the_envs_are():
+    stats, _, _ = run(Source([batch(1)] * 9, ahead=100 * ROWS), max_env_steps=1)
+    assert (stats.updates, stats.rows, stats.env_steps) == (1, ROWS, 101 * ROWS)
+
+
+@pytest.mark.parametrize("version", [0, 7], ids=["random weights", "another learner's"])
+def test_rows_in_which_other_weights_acted_are_not_learned_from(version):
+    mine = version + 1
+    batches = [batch(version), batch(version, mine), batch(mine), batch(mine, mine + 1)]
+    stats, updates, _ = run(Source(batches, version=version), max_epochs=2)
+    assert (stats.updates, stats.rows, stats.skipped_rows) == (2, 2 * ROWS, 2 * ROWS)
+    assert [update.max_staleness for update in updates] == [0, 1]
+    assert stats.max_staleness == 1
+
+
+def test_the_age_of_rows_that_say_no_version_is_not_known():
+    _, updates, _ = run(Source([batch(-1), batch(-1, 1)]), max_epochs=2)
+    assert [(u.staleness, u.max_staleness, u.rows) for u in updates] == [
+        (None, None, ROWS),
+        (1.0, 1, ROWS),
+    ]
 
 
 def test_stops_after_the_epochs():
@@ -122,10 +156,11 @@ def test_stops_when_told_between_batches_and_while_it_waits():
 
 
 def test_tells_how_old_the_rows_were():
-    source = Source([batch(4, 4, 4), batch(4, 4, 5), batch(3, 4, 5)], version=4)
-    _, updates, _ = run(source, max_epochs=3)
-    assert [update.staleness for update in updates] == pytest.approx([1.0, 5 / 3, 3.0])
-    assert [update.max_staleness for update in updates] == [1, 2, 4]
+    source = Source([batch(5, 5, 5), batch(5, 5, 6), batch(5, 6, 7)], version=4)
+    stats, updates, _ = run(source, max_epochs=3)
+    assert [update.staleness for update in updates] == pytest.approx([0.0, 2 / 3, 1.0])
+    assert [update.max_staleness for update in updates] == [0, 1, 2]
+    assert stats.max_staleness == 2
     assert [update.policy_version for update in updates] == [6, 7, 8]
     assert [update.metrics["losses/policy"] for update in updates] == [1.0, 2.0, 3.0]
     assert {update.rows for update in updates} == {ROWS}

@@ -217,3 +217,21 @@ def test_every_fixed_space_becomes_one_vector() -> None:
 def test_leading_dimensions_of_time_and_rows_are_kept() -> None:
     encoder = ObservationEncoder(gym.spaces.Box(0, 255, (2, 3), np.uint8))
     assert encoder(torch.zeros(7, 5, 2, 3, dtype=torch.uint8)).shape == (7, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("action", "observation"),
+    [
+        (gym.spaces.Discrete(10**8), VECTOR),
+        (gym.spaces.Discrete(2**62), VECTOR),
+        (gym.spaces.Discrete(2), gym.spaces.Discrete(10**9)),
+        (gym.spaces.Discrete(2), gym.spaces.MultiDiscrete([10**9, 2])),
+        (gym.spaces.Discrete(2), gym.spaces.MultiBinary(10**8)),
+    ],
+)
+def test_spaces_that_need_networks_larger_than_the_cap_are_refused(
+    action: Any, observation: Any
+) -> None:
+    with pytest.raises(ConfigError, match=r"hidden.* policy\.max_weights_bytes allows 4294967296"):
+        make(action, observation)
+    make(gym.spaces.Discrete(2), max_weights_bytes=2**20)

@@ -217,6 +217,25 @@ async def test_past_the_queue_requests_are_refused_and_counted() -> None:
     await batcher.close()
 
 
+async def test_past_the_bytes_of_the_queue_requests_are_refused_and_counted() -> None:
+    gate = threading.Event()
+    batcher, runner = start(groups=3, queue_bytes=1000), Recorder(gate)
+    running = asyncio.ensure_future(batcher.submit(runner, part("a"), EXPLORE))
+    await until(runner.entered.is_set)
+    queued = [
+        batcher.enqueue(runner, part("b"), EXPLORE, nbytes=600),
+        batcher.enqueue(runner, part("c"), EXPLOIT, nbytes=400, timeout_us=1),
+    ]
+    with pytest.raises(BatcherOverloadedError, match="1000 bytes.*policy.queue_bytes = 1000"):
+        batcher.enqueue(runner, part("d"), EXPLORE, nbytes=1)
+    gate.set()
+    await running
+    await asyncio.gather(*(pending.wait() for pending in queued), return_exceptions=True)
+    assert batcher.stats.overloaded == 1
+    await batcher.enqueue(runner, part("d"), EXPLORE, nbytes=1000).wait()
+    await batcher.close()
+
+
 async def test_many_producers_each_get_their_own_answer() -> None:
     batcher, runner = start(groups=64, max_batch_rows=100), Recorder()
 

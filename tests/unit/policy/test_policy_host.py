@@ -28,10 +28,12 @@ from rlightning.types import EnvMeta, EnvRet, Mode
 from rlightning.utils.config import PolicyConfig
 from tests.unit.policy.policies import VECTOR, Echo, env_ret, meta
 
+FRESH = {"device": "cpu", "seed": 1, "initial_weights": "random"}
+
 
 @asynccontextmanager
 async def running(**config: Any) -> AsyncIterator[PolicyHost]:
-    host = PolicyHost(PolicyConfig(**{"device": "cpu", "seed": 1, **config}))
+    host = PolicyHost(PolicyConfig(**{**FRESH, **config}))
     await host.start()
     try:
         yield host
@@ -43,6 +45,14 @@ def fresh(version: int, *, seed: int = 0, **config: Any) -> Weights:
     policy = build_policy(PolicyConfig(device="cpu", seed=seed, **config), "train")
     policy.init_train(env_meta=meta())
     return Weights.of(version, dump_weights(policy_weights(policy)))
+
+
+async def test_it_is_warmed_up_with_few_rows_where_they_are_large() -> None:
+    space = gym.spaces.Box(0, 255, (1000, 1000), np.uint8)
+    with patch("rlightning.policy.host._Runner.warm_up") as warm_up:
+        async with running(model_cfg={"hidden": [1]}) as host:
+            await host.open_group(EnvMeta("a", gym.spaces.Discrete(2), space, 2**20))
+    warm_up.assert_called_once_with(16)
 
 
 async def test_a_local_policy_answers_with_versions() -> None:

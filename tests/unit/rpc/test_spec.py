@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlightning.errors import PreconditionError
+from rlightning.errors import InvalidRequestError, PreconditionError
 from rlightning.rpc.spec import check_spec, diff_spec, session_cap, space_bytes
 from rlightning.types import EnvMeta
 from rlightning.utils.config.rpc import RpcConfig
@@ -36,18 +36,44 @@ def meta_message(meta: EnvMeta) -> space_pb2.EnvMeta:
         (spaces.Dict({"a": BOX, "b": spaces.Discrete(2)}), 56),
         (spaces.Tuple([BOX, BOX]), 96),
         (spaces.OneOf([BOX, spaces.Discrete(2)]), 56),
-        (spaces.Text(10), 40),
-        (spaces.Sequence(BOX), 0),
     ],
 )
 def test_the_size_of_a_value_follows_from_its_space(space, size):
     assert space_bytes(space_message(space)) == size
 
 
-def test_max_bytes_bounds_what_the_space_does_not():
-    message = space_message(spaces.Sequence(BOX))
-    message.max_bytes = 1000
-    assert space_bytes(message) == 1000
+def bounded(space, max_bytes):
+    space.max_bytes = max_bytes
+    return space
+
+
+@pytest.mark.parametrize("space", [spaces.Text(10), spaces.Sequence(BOX), spaces.Graph(BOX, None)])
+def test_max_bytes_bounds_what_the_space_does_not(space):
+    assert space_bytes(space_message(bounded(space, 1000))) == 1000
+    within = spaces.Dict({"a": bounded(space, 1000), "b": BOX})
+    assert space_bytes(space_message(within)) == 1048
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "where"),
+    [
+        (spaces.Text(10), BOX, "observation_space: a Text"),
+        (
+            spaces.Dict({"a": BOX, "b": spaces.Tuple([BOX, spaces.Sequence(BOX)])}),
+            BOX,
+            "observation_space['b'][1]: a Sequence",
+        ),
+        (BOX, spaces.OneOf([BOX, spaces.Graph(BOX, None)]), "action_space[1]: a Graph"),
+        ({"left": BOX, "right": spaces.Text(3)}, {"left": BOX}, "observation_space['right']: a Te"),
+        ({"left": BOX}, {"left": spaces.Dict({"say": spaces.Text(3)})}, "['left']['say']: a Text"),
+    ],
+)
+def test_a_space_without_a_bound_is_refused_with_its_path_and_the_key(observation, action, where):
+    spec = meta_message(EnvMeta("env", action, observation, 2))
+    with pytest.raises(InvalidRequestError) as raised:
+        session_cap(spec, RPC)
+    assert where in str(raised.value)
+    assert "max_bytes" in str(raised.value)
 
 
 def test_the_cap_is_two_observations_and_an_action_per_row_and_the_rest():

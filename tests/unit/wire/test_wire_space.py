@@ -291,8 +291,32 @@ def test_copies_that_gymnasium_makes_are_counted():
 def test_tables_that_gymnasium_makes_of_a_charset_are_counted():
     charset = "".join(map(chr, range(0x20, 0x20 + 1000)))
     data = encode_space(spaces.Text(1, charset=charset))
-    with pytest.raises(CodecError, match="needs more than 200000 bytes"):
-        decode_space(data, Limits(max_bytes=200_000))
+    with pytest.raises(CodecError, match="need more than 200000 bytes"):
+        decode_space(data, Limits(max_kept_bytes=200_000))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(np.arange(20_000) % 3, 9.0, (20_000,), np.float32),
+        spaces.MultiDiscrete(np.full(20_000, 3)),
+        spaces.MultiDiscrete([3] * 20_000, start=list(range(20_000))),
+        spaces.Dict({"x" * 60_000: spaces.Discrete(2)}),
+        spaces.Tuple([spaces.Discrete(2)] * 200),
+        spaces.Sequence(spaces.Box(np.arange(10_000) % 3, 9.0, (10_000,), np.float32), stack=True),
+    ],
+    ids=["bounds", "nvec", "start", "key", "many", "batched"],
+)
+def test_what_is_kept_of_a_spec_is_bounded(space):
+    data = encode_space(space)
+    assert decode_space(data) == space
+    with pytest.raises(CodecError, match="spaces that need more than 150000 bytes"):
+        decode_space(data, Limits(max_kept_bytes=150_000))
+
+
+def test_a_large_box_with_one_bound_for_all_keeps_little():
+    data = encode_space(spaces.Box(0, 255, (4000, 4000), np.uint8))
+    assert decode_space(data, Limits(max_kept_bytes=10_000)).shape == (4000, 4000)
 
 
 def _message(space):

@@ -1,0 +1,105 @@
+"""The client's side of one stream: a gRPC call that is written to by one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import grpc.aio
+
+from rlightning.errors import RemoteError, UnavailableError
+
+# What a write raises when the call has ended meanwhile.
+_BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+
+
+class ClientStream:
+    """One call and what was agreed for it.
+
+    Args:
+        call: The call.
+        cap: The largest message in bytes that may be written.
+
+    Attributes:
+        call: The call.
+        cap: The largest message in bytes that may be written.
+        heartbeat_s: How often to send a heartbeat, in seconds.
+        lease_s: After how much silence the server is taken for dead, in seconds.
+        same_clock: Whether the server's machine is this one.
+        heard_ns: When the server was last heard, by the monotonic clock.
+        ready: Set once the welcome has been dealt with, or the stream is over.
+        half_closed: This side has ended it in order.
+        lost: Why it was given up; None if it was not.
+    """
+
+    def __init__(self, call: Any, cap: int) -> None:
+        self.call = call
+        self.cap = cap
+        self.heartbeat_s = 1.0
+        self.lease_s = 10.0
+        self.same_clock = False
+        self.heard_ns = time.monotonic_ns()
+        self.ready = asyncio.Event()
+        self.half_closed = False
+        self.lost: RemoteError | None = None
+        self._lock = asyncio.Lock()
+        self._closed = False
+        self._given_up = False
+
+    @property
+    def writing(self) -> bool:
+        """Whether a write is on its way, or waits."""
+        return self._lock.locked()
+
+    async def write(self, data: bytes) -> bool:
+        """Writes one message; False once the stream is broken."""
+        async with self._lock:  # gRPC allows one write at a time
+            if self._closed or self.half_closed:
+                return False
+            try:
+                await self.call.write(data)
+            except _BROKEN:
+                return False  # the reader gets the reason
+            except asyncio.CancelledError:
+                if not _own_cancellation(self._given_up):
+                    return False
+                # The write goes on inside gRPC, and a second one beside it would be an error there.
+                self.lose(UnavailableError("a write was interrupted"))
+                raise
+            return True
+
+    def lose(self, error: RemoteError) -> None:
+        """Gives the stream up; its reader raises `error`."""
+        if self.lost is None:
+            self.lost = error
+        self._given_up = True
+        self.call.cancel()
+
+    async def half_close(self, farewell: bytes) -> None:
+        """Tells the server that nothing more comes than a last message."""
+        self.half_closed = True
+        try:
+            await asyncio.wait({asyncio.ensure_future(self._done_writing(farewell))}, timeout=1.0)
+        finally:
+            self._closed = True
+
+    async def _done_writing(self, farewell: bytes) -> None:
+        async with self._lock:
+            with contextlib.suppress(*_BROKEN):  # over already
+                await self.call.write(farewell)
+                await self.call.done_writing()
+
+    def close(self) -> None:
+        """Cancels the call; one that is only dropped is never collected."""
+        self._closed = True
+        self._given_up = True
+        self.call.cancel()
+
+
+def _own_cancellation(given_up: bool) -> bool:
+    """Tells whether a CancelledError is meant for this task, rather than for the call it awaits."""
+    task = asyncio.current_task()
+    cancelling = getattr(task, "cancelling", None)  # Python >= 3.11
+    return cancelling() > 0 if cancelling is not None else not given_up

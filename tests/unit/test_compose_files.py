@@ -1,0 +1,207 @@
+"""What docker-compose.yml, .env.example and the Dockerfiles name is what the code has."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from rlightning.cli.app import app
+from rlightning.cluster.process import MALLOC_ENV
+from rlightning.utils.config import load_config
+
+ROOT = Path(__file__).parents[2]
+COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
+# As compose reads it: `${NAME:-default}` is a setting, and merge keys are merged.
+VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+COMPOSE = yaml.safe_load(VARIABLE.sub(lambda match: match[2], COMPOSE_TEXT))
+SETTINGS = dict(
+    re.findall(r"^#([A-Z][A-Z_]*)=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
+)
+FILES = [ROOT / "configs" / "cartpole.yaml", ROOT / "configs" / "compose.yaml"]
+PORTS = {"env_server": 50051, "policy_server": 50052, "buffer_server": 50053}
+services = pytest.mark.parametrize("name", PORTS)
+
+
+def section(config, name):
+    return getattr(config.services, name.removesuffix("_server"))
+
+
+def dockerfile(name):
+    """Returns the instructions of a Dockerfile as (word, rest), continued lines joined."""
+    text = (ROOT / "services" / name / "Dockerfile").read_text().replace("\\\n", "")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [tuple(re.split(r"\s+", line, maxsplit=1)) for line in lines]
+
+
+def instruction(name, word):
+    """Returns the last instruction of one kind, which is the one that counts."""
+    return [rest for kind, rest in dockerfile(name) if kind == word][-1]
+
+
+def environment(name):
+    return dict(pair.split("=", 1) for pair in instruction(name, "ENV").split())
+
+
+def command_options(command):
+    """Returns the options that a command of `rlightning` knows, and parses what it is given."""
+    parser = typer.main.get_command(app).commands[command[0]]
+    return parser.make_context(command[0], list(command[1:])).params
+
+
+@services
+def test_one_port_is_named_everywhere(name):
+    port = PORTS[name]
+    config = load_config(FILES, environ={})
+    assert [one.address for one in section(config, name).listen] == [f"0.0.0.0:{port}"]
+    assert section(config, name).dial_address == f"{name}:{port}"
+    assert [entry.rpartition(":")[2] for entry in COMPOSE["services"][name]["ports"]] == [f"{port}"]
+    assert instruction(name, "EXPOSE") == f"{port}"
+    assert f"--listen 127.0.0.1:{port}" in (ROOT / "services" / name / "README.md").read_text()
+
+
+@services
+def test_the_health_check_is_a_command_of_ours(name):
+    options, _, words = instruction(name, "HEALTHCHECK").partition("CMD ")
+    executable, *command = json.loads(words)
+    assert executable == "rlightning"
+    asked = command_options(command)
+    assert asked["address"] == f"127.0.0.1:{PORTS[name]}"
+    assert asked["check"] in {"", "liveness", "readiness"}
+    # It answers before the engine gives it up.
+    assert asked["timeout"] < float(re.search(r"--timeout=(\d+)s", options)[1])
+
+
+@services
+def test_images_run_what_compose_runs(name):
+    command = json.loads(instruction(name, "CMD"))
+    in_compose = " ".join(COMPOSE["services"][name]["command"])
+    assert " ".join(command).replace("--config ", "--config=") == in_compose
+    assert command[:3] == ["python", "-m", f"rlightning.services.{name}"]
+    assert find_spec(command[2]) is not None
+    usage = subprocess.run(
+        [sys.executable, *command[1:3], "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "--config" in usage.stdout
+    assert set(command[4::2]) == {f"configs/{file.name}" for file in FILES}
+
+
+def test_the_learner_is_the_policy_image_with_another_command():
+    learner, policy = COMPOSE["services"]["learner"], COMPOSE["services"]["policy_server"]
+    assert (learner["image"], learner["build"]) == (policy["image"], policy["build"])
+    assert learner["command"][0] == "rlightning"
+    configs = [str(file) for file in command_options(learner["command"][1:])["config"]]
+    assert configs == [f"configs/{file.name}" for file in FILES]
+
+
+def test_every_setting_is_explained_with_its_default():
+    used = dict(VARIABLE.findall(COMPOSE_TEXT))
+    settings = {key: value for key, value in SETTINGS.items() if not key.startswith("RLIGHTNING__")}
+    assert used == settings
+    assert "${" not in VARIABLE.sub("", COMPOSE_TEXT)
+
+
+def test_config_keys_among_the_settings_exist_and_show_their_defaults():
+    keys = {key: value for key, value in SETTINGS.items() if key.startswith("RLIGHTNING__")}
+    assert len(keys) >= 3
+    assert load_config(FILES, environ=keys) == load_config(FILES, environ={})
+
+
+@pytest.mark.parametrize("config", ["cartpole.yaml", "minimal.yaml"])
+def test_every_config_takes_what_compose_adds(config):
+    loaded = load_config([ROOT / "configs" / config, FILES[1]], environ={})
+    assert loaded.train.after_target == "serve"
+
+
+@services
+def test_build_arguments_are_those_of_the_dockerfile(name):
+    known = dict(rest.split("=", 1) for word, rest in dockerfile(name) if word == "ARG")
+    build = COMPOSE["services"][name]["build"]
+    assert build["dockerfile"] == f"services/{name}/Dockerfile"
+    assert build["args"].items() <= known.items()
+
+
+@services
+def test_dockerfiles_copy_what_the_build_gets(name):
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for word, rest in dockerfile(name):
+        if word == "COPY" and not rest.startswith("--from"):
+            for path in rest.split()[:-1]:
+                assert (ROOT / path).exists()
+                assert f"!{path}" in ignored
+
+
+@services
+def test_dockerfiles_need_no_extension_of_the_builder(name):
+    text = (ROOT / "services" / name / "Dockerfile").read_text()
+    assert not re.search(r"^# *syntax|--mount|<<", text, re.MULTILINE)
+
+
+@services
+def test_containers_may_do_nothing_but_serve(name):
+    service = COMPOSE["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert all(entry.startswith("127.0.0.1:") for entry in service["ports"])
+    assert not re.match(r"0|root", instruction(name, "USER"))
+    assert instruction(name, "STOPSIGNAL") == "SIGTERM"
+
+
+@services
+def test_a_service_is_not_killed_while_it_drains(name):
+    from rlightning.rpc import run
+
+    grace_s = load_config(FILES, environ={}).services.grace_s + run._MARGIN_S
+    assert int(COMPOSE["services"][name]["stop_grace_period"].removesuffix("s")) > grace_s
+
+
+@services
+def test_images_set_malloc_as_the_launcher_does(name):
+    assert environment(name).items() >= MALLOC_ENV.items()
+
+
+def test_what_is_kept_is_on_a_volume_that_the_image_gives_to_its_user():
+    config = load_config(FILES, environ={})
+    kept = {"policy_server": ("weights", config.policy.state_dir)}
+    kept["learner"] = ("runs", config.log.log_dir)
+    for service, (volume, folder) in kept.items():
+        assert f"{volume}:{folder}" in COMPOSE["services"][service]["volumes"]
+        assert any(folder in rest for word, rest in dockerfile("policy_server") if word == "RUN")
+    assert set(COMPOSE["volumes"]) == {volume for volume, _ in kept.values()}
+
+
+def test_your_code_is_on_the_import_path():
+    (path,) = load_config(FILES, environ={}).services.python_path
+    for service in COMPOSE["services"].values():
+        binds = [volume for volume in service["volumes"] if isinstance(volume, dict)]
+        assert all(bind["read_only"] for bind in binds)
+        assert path in {bind["target"] for bind in binds}
+        assert all((ROOT / bind["source"]).is_dir() for bind in binds)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="images are built with 3.11, for tomllib")
+@pytest.mark.parametrize("extra", ["serve", "buffer", "policy", "learn"])
+def test_requirements_of_an_extra_are_those_of_the_package(extra):
+    done = subprocess.run(
+        [sys.executable, "deploy/requirements.py", extra],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    names = {re.match(r"[\w-]+", line)[0].lower() for line in done.stdout.splitlines()}
+    assert {"grpcio", "gymnasium", "uvloop"} <= names
+    assert ("torch" in names) == (extra in {"policy", "learn"})
+    assert ("torchrl" in names) == (extra == "learn")
+    assert "rlightning" not in names
