@@ -41,7 +41,7 @@ test-fast: $(VENV)/.dev  ## Run the unit, property, golden and architecture test
 	$(PYTEST) -m "$(NOT_LOCAL) and not slow" tests/unit tests/property tests/golden tests/architecture
 
 test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Docker engine; starts one if there is none.
-	$(BIN)/python -m pytest -m docker tests/docker
+	$(BIN)/python -m pytest -m docker -o faulthandler_timeout=0 tests/docker
 
 protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)

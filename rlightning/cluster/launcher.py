@@ -239,7 +239,7 @@ class LocalLauncher:
 
     def _comes_back(self, section: str, deadline: float) -> bool:
         while time.monotonic() < deadline and not self._stopping.is_set():
-            if self.probe(section):
+            if self._is_up(section):
                 return True
             self._stopping.wait(0.2)
         return False

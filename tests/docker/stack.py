@@ -54,7 +54,7 @@ def engine(monkeypatch):
                 monkeypatch.setenv(name, value)
         # The base image brings the local wheels; with torch among them, no index need have it.
         if any(Path(os.environ.get("PIP_FIND_LINKS", "/nowhere")).glob("torch-*.whl")):
-            monkeypatch.setenv("TORCH_INDEX_URL", "https://pypi.org/simple")
+            monkeypatch.setenv("TORCH_INDEX_URL", "")
         try:
             yield
         finally:

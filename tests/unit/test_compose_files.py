@@ -18,12 +18,13 @@ from rlightning.utils.config import load_config
 ROOT = Path(__file__).parents[2]
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
 # As compose reads it: `${NAME:-default}` is a setting, and merge keys are merged.
-VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+VARIABLE = re.compile(r"\$\{(\w+):?-([^}]*)\}")
 COMPOSE = yaml.safe_load(VARIABLE.sub(lambda match: match[2], COMPOSE_TEXT))
 SETTINGS = dict(
     re.findall(r"^#([A-Z][A-Z_]*)=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
 )
-FILES = [ROOT / "configs" / "cartpole.yaml", ROOT / "configs" / "compose.yaml"]
+NAMES = ["configs/cartpole.yaml", "configs/docker/compose.yaml"]
+FILES = [ROOT / name for name in NAMES]
 PORTS = {"env_server": 50051, "policy_server": 50052, "buffer_server": 50053}
 services = pytest.mark.parametrize("name", PORTS)
 
@@ -92,7 +93,7 @@ def test_images_run_what_compose_runs(name):
         timeout=60,
     )
     assert "--config" in usage.stdout
-    assert set(command[4::2]) == {f"configs/{file.name}" for file in FILES}
+    assert command[4::2] == NAMES
 
 
 def test_the_learner_is_the_policy_image_with_another_command():
@@ -100,7 +101,7 @@ def test_the_learner_is_the_policy_image_with_another_command():
     assert (learner["image"], learner["build"]) == (policy["image"], policy["build"])
     assert learner["command"][0] == "rlightning"
     configs = [str(file) for file in command_options(learner["command"][1:])["config"]]
-    assert configs == [f"configs/{file.name}" for file in FILES]
+    assert configs == NAMES
 
 
 def test_every_setting_is_explained_with_its_default():
@@ -124,7 +125,7 @@ def test_every_config_takes_what_compose_adds(config):
 
 @services
 def test_build_arguments_are_those_of_the_dockerfile(name):
-    known = dict(rest.split("=", 1) for word, rest in dockerfile(name) if word == "ARG")
+    known = dict(rest.partition("=")[::2] for word, rest in dockerfile(name) if word == "ARG")
     build = COMPOSE["services"][name]["build"]
     assert build["dockerfile"] == f"services/{name}/Dockerfile"
     assert build["args"].items() <= known.items()
