@@ -24,8 +24,9 @@ from rlightning.buffer.checks import (
     actions_differ,
     check_step,
 )
+from rlightning.buffer.columns import Column, Counters
 from rlightning.buffer.utils.layout import Array, Layout
-from rlightning.errors import InvalidRowError
+from rlightning.errors import InvalidRowError, ReplayError
 from rlightning.types import EnvMeta
 
 logger = logging.getLogger(__name__)
@@ -47,65 +48,6 @@ _SOURCE = Layout.of_scalar("action_source", np.int8)
 _VERSION = Layout.of_scalar("policy_version", np.int64)
 _EPISODE = Layout.of_scalar("episode_id", np.int64)
 _STEP = Layout.of_scalar("step", np.int64)
-
-
-class Column:
-    """One stored field: the arrays of its leaves, with the same leading axes."""
-
-    __slots__ = ("arrays", "layout")
-
-    def __init__(self, layout: Layout, lead: tuple[int, ...]) -> None:
-        self.layout = layout
-        self.arrays = layout.allocate(lead)
-
-    def write(self, index: Any, arrays: Sequence[Array]) -> None:
-        """Writes one array per leaf at an index of the leading axes."""
-        if len(arrays) == 1:
-            self.arrays[0][index] = arrays[0]
-            return
-        for mine, array in zip(self.arrays, arrays, strict=True):
-            mine[index] = array
-
-    def fill(self, index: Any, value: Any) -> None:
-        """Writes one number, or one for each row, into a column of a single leaf."""
-        self.arrays[0][index] = value
-
-    def read(self, index: Any) -> list[Array]:
-        """Returns one array per leaf at an index of the leading axes."""
-        return [array[index] for array in self.arrays]
-
-    def resize(self, length: int) -> None:
-        """Makes the first axis longer."""
-        for i, mine in enumerate(self.arrays):
-            longer = np.zeros((length, *mine.shape[1:]), mine.dtype)
-            longer[: len(mine)] = mine
-            self.arrays[i] = longer
-
-
-class Counters:
-    """What happened to the rows of a group, or of several.
-
-    Attributes:
-        completed: Transitions completed.
-        lost: Observations that were followed by nothing that they could be joined with.
-        segments: Times that rows began anew although their episode had not ended.
-        cut: Open episodes that were ended from outside.
-        discarded: Transitions given up before anyone had them.
-    """
-
-    __slots__ = ("completed", "cut", "discarded", "lost", "segments")
-
-    def __init__(self) -> None:
-        self.completed = self.lost = self.segments = self.cut = self.discarded = 0
-
-    def add(self, other: Counters) -> None:
-        """Adds the counts of another."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    def to_dict(self) -> dict[str, int]:
-        """Returns the counts by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Group:
@@ -250,6 +192,27 @@ class Group:
         self._closed(chosen)
         return len(opened)
 
+    def discard(self) -> int:
+        """Removes the open episodes of all rows, or the last stored ones if none is open.
+
+        Returns:
+            How many transitions were removed.
+
+        Raises:
+            ReplayError: What is kept of the env are rollouts, which have no episodes to remove.
+        """
+        raise ReplayError(f"env {self.env_id!r}: an episode cannot be taken out of rollouts")
+
+    def opened(self) -> Mask:
+        """Tells which rows have an observation that is not part of a complete transition."""
+        opened: Mask = self._state != _CLOSED
+        return opened
+
+    def _drop(self, rows: Rows) -> None:
+        """Forgets what is pending of rows."""
+        self._tail[rows] = False
+        self._state[rows] = _CLOSED
+
     def break_segment(self) -> None:
         """Joins nothing that comes to what is here: the writer is another, or lost an item."""
         opened = self._all[self._state != _CLOSED]
@@ -363,8 +326,7 @@ class Group:
             tails = tails[marked]
         if len(tails):
             self.columns["cut"].fill(((self.positions[tails] - 1) % self._length, tails), True)
-        self._tail[rows] = False
-        self._state[rows] = _CLOSED
+        self._drop(rows)
 
     def _complete(self, new: Observed, at: At, pick: Mask | None) -> None:
         """Completes the pending transitions of rows, which are `pick` among those of the EnvRet."""

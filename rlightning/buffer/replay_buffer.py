@@ -17,7 +17,7 @@ class ReplayBuffer(DataBuffer):
         batch_size: int | None = None,
         shuffle: bool | None = True,
         drop_last: bool | None = True,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Any]:
         """Draws a batch as `DataBuffer.sample` does; the data stays.
 
         Raises:

@@ -144,6 +144,11 @@ class Layout:
         return _unflatten(self._tree, iter(arrays))
 
     @property
+    def path(self) -> str:
+        """Name of the value, such as `observation`."""
+        return self._path
+
+    @property
     def nbytes(self) -> int:
         """Size in bytes of one value."""
         return sum(leaf.nbytes for leaf in self.leaves)

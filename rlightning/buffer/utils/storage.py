@@ -1,231 +1,432 @@
-"""Preallocated columns of transitions: a ring, or a box that fills up."""
+"""One place of a buffer: open episodes are put together here, and moved into columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from rlightning.buffer.assembly import Group
+from rlightning.buffer.checks import CheckedStep, Schema
+from rlightning.buffer.columns import Counters
+from rlightning.buffer.episodes import EpisodeGroup, by_env
+from rlightning.buffer.pipeline import Item, Pipeline
+from rlightning.buffer.utils.container import DataContainer, Mode, Removal, Unit
+from rlightning.buffer.utils.indexing import Index, Indices
+from rlightning.buffer.utils.layout import Layout, as_array, iter_arrays, map_arrays
+from rlightning.buffer.utils.utils import (
+    default_env_ret_preprocess_fn,
+    default_obs_preprocessor,
+    default_policy_resp_preprocess_fn,
+    default_postprocess_fn,
+    default_preprocess_fn,
+    default_reward_preprocessor,
+)
+from rlightning.errors import InvalidRowError, ReplayError, StorageFullError
+from rlightning.latency import LatencyStats
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.memory import memory_limit
 
-from rlightning.buffer.utils.layout import Array, Layout, as_array, check_keys, iter_arrays
-from rlightning.errors import InvalidRowError, StorageFullError
+logger = logging.getLogger(__name__)
 
-Index = int | slice | Array
+# Without `buffer.max_bytes` a buffer takes this part of the memory: what is on its way takes up to
+# as much again, and others need some too.
+MEMORY_SHARE = 3
 
-USE_BYTES = 4
-"""What is kept of each transition beside its columns, in bytes."""
+
+class Prepared(NamedTuple):
+    """Checked items of one group, to be stored together."""
+
+    group: Group
+    steps: list[CheckedStep]
 
 
 class Storage:
-    """Columns of `capacity` transitions; nested values keep their structure.
+    """Open episodes of some envs, and the transitions of finished ones.
 
-    The first push fixes names, dtypes and shapes. Memory is allocated then, and kept by `clear`.
-    Not thread-safe.
+    What is added is copied, and nothing of the caller's is changed. Not thread-safe.
 
     Args:
         capacity: Transitions that it holds.
-        mode: When it is full, `circular` overwrites the oldest, `fixed` refuses more.
+        mode: When it is full, `circular` overwrites, `fixed` refuses more.
+        unit: What it counts, indexes and returns: transitions, or whole episodes.
+        env_meta_list: The envs whose data will come, as `EnvMeta` or dicts with its fields; data of
+            others is refused. None: any env, with what its first EnvRet shows.
+        device: Only "cpu".
+        obs_preprocessor: As of `DataBuffer`, like the functions that follow.
+        reward_preprocessor: Transforms rewards.
+        env_ret_preprocess_fn: Replaces `default_env_ret_preprocess_fn`.
+        policy_resp_preprocess_fn: Replaces `default_policy_resp_preprocess_fn`.
+        preprocess_fn: Replaces `default_preprocess_fn`.
+        postprocess_fn: Replaces `default_postprocess_fn`.
+        auto_truncate_episode: Whether an episode is stored once the env has ended it.
+        frame_stack: The axis of frames by path of the array, as of `Observations`.
+        removal: What `circular` overwrites, as of `DataContainer`.
+        max_bytes: Memory that all transitions may take, in bytes; None: a third of the machine's.
 
     Attributes:
-        capacity: Transitions that it holds at most.
-        size: Transitions that it holds.
-        pointer: Where the next one is written.
-        data_use_counter: How often each slot was read, int32 [capacity]; -1 where it is empty.
-        pushed_total: Transitions pushed since the start.
+        container: The finished transitions.
+        max_bytes: Memory that all transitions may take, in bytes.
+        timing_raw: Durations by name, in seconds.
+
+    Raises:
+        ValueError: Functions were given that exclude each other.
+        ConfigError: Another device than the CPU.
     """
 
-    def __init__(self, capacity: int, mode: Literal["circular", "fixed"] = "circular") -> None:
-        self.capacity = capacity
-        self.mode = mode
-        self.size = 0
-        self.pointer = 0
-        self.pushed_total = 0
-        self.data_use_counter = np.full(capacity, -1, np.int32)
-        self._layouts: dict[str, Layout] = {}
-        self._arrays: dict[str, list[Array]] = {}
+    def __init__(
+        self,
+        capacity: int,
+        mode: Mode = "circular",
+        unit: Unit = "transition",
+        env_meta_list: Sequence[EnvMeta | Mapping[str, Any]] | None = None,
+        device: str = "cpu",
+        obs_preprocessor: Callable[[Any], Any] | None = default_obs_preprocessor,
+        reward_preprocessor: Callable[[Any], Any] | None = default_reward_preprocessor,
+        env_ret_preprocess_fn: Callable[..., dict[str, Any]] | None = default_env_ret_preprocess_fn,
+        policy_resp_preprocess_fn: Callable[..., dict[str, Any]]
+        | None = default_policy_resp_preprocess_fn,
+        preprocess_fn: Callable[..., dict[str, Any]] | None = default_preprocess_fn,
+        postprocess_fn: Callable[..., dict[str, Any]] | None = default_postprocess_fn,
+        auto_truncate_episode: bool = False,
+        *,
+        frame_stack: Mapping[str, int] | None = None,
+        removal: Removal = "fifo",
+        max_bytes: int | None = None,
+    ) -> None:
+        self.container = DataContainer(
+            capacity, mode, unit, device, frame_stack=frame_stack, removal=removal
+        )
+        self._pipeline = Pipeline(
+            obs_preprocessor,
+            reward_preprocessor,
+            env_ret_preprocess_fn,
+            policy_resp_preprocess_fn,
+            preprocess_fn,
+        )
+        own = postprocess_fn not in (None, default_postprocess_fn)
+        self._postprocess_fn = postprocess_fn if own else None
+        self._auto_truncate = auto_truncate_episode
+        self._metas: dict[str, EnvMeta] | None = None
+        if env_meta_list is not None:
+            metas = [m if isinstance(m, EnvMeta) else EnvMeta(**m) for m in env_meta_list]
+            self._metas = {meta.env_id or "": meta for meta in metas}
+        self.max_bytes = max_bytes or memory_limit() // MEMORY_SHARE
+        self.timing_raw = LatencyStats()
+        self._groups: dict[str, Group] = {}
+        self._removed = Counters()
+
+    # What is stored.
 
     def __len__(self) -> int:
-        return self.size
+        return self.get_size()
 
     @property
-    def nbytes(self) -> int:
-        """Memory that it has allocated, in bytes."""
-        return self.nbytes_with(self.row_bytes)
-
-    @property
-    def row_bytes(self) -> int:
-        """Size of one transition in bytes; 0 before the first push."""
-        return sum(layout.nbytes for layout in self._layouts.values())
-
-    def nbytes_with(self, row_bytes: int) -> int:
-        """Returns the memory in bytes that it takes for transitions of so many bytes."""
-        return self.capacity * (USE_BYTES + row_bytes)
+    def size(self) -> int:
+        """How many transitions or episodes it holds; those of open episodes do not count."""
+        return self.get_size()
 
     def get_size(self) -> int:
-        """Returns how many transitions it holds."""
-        return self.size
+        """Returns how many transitions or episodes it holds."""
+        return len(self.container)
 
-    def push(self, columns: Mapping[str, Any]) -> None:
-        """Appends transitions; copies them.
+    def num_transitions(self) -> int:
+        """Returns how many transitions it holds, whatever the unit."""
+        return self.container.size
 
-        Args:
-            columns: Values by name; each leaf is [n, ...] with one n.
+    def read(self, index: Index) -> Any:
+        """Returns copies of what is stored; see `DataContainer.read`."""
+        return self.container.read(index)
 
-        Raises:
-            InvalidRowError: They differ in length, or do not fit what is stored already.
-            StorageFullError: Mode `fixed`, and they do not fit; nothing was stored.
-        """
-        lead = (_count(columns),)
-        layouts = {name: Layout.of_value(value, name, lead=1) for name, value in columns.items()}
-        flat = {name: layout.flatten(columns[name], lead) for name, layout in layouts.items()}
-        self.push_flat(layouts, flat)
-
-    def push_flat(self, layouts: Mapping[str, Layout], columns: Mapping[str, list[Array]]) -> None:
-        """Appends transitions that are in the order of their layouts' leaves; see `push`."""
-        count = len(next(iter(columns.values()))[0])
-        if count == 0:
-            return
-        self._check(layouts)
-        if self.mode == "fixed" and self.size + count > self.capacity:
-            raise StorageFullError(
-                f"{count} transitions for a storage that holds {self.size} of {self.capacity}"
-            )
-        columns = _with_policy_action(columns, self._layouts)
-        self.pushed_total += count
-        skipped = max(0, count - self.capacity)  # the oldest would be overwritten at once
-        start = 0 if skipped else self.pointer
-        count -= skipped
-        until_end = min(count, self.capacity - start)
-        for name, mine in self._arrays.items():
-            for array, new in zip(mine, columns[name], strict=True):
-                array[start : start + until_end] = new[skipped : skipped + until_end]
-                array[: count - until_end] = new[skipped + until_end :]
-        self.data_use_counter[start : start + until_end] = 0
-        self.data_use_counter[: count - until_end] = 0
-        self.pointer = (start + count) % self.capacity
-        self.size = min(self.size + count, self.capacity)
-
-    def _check(self, layouts: Mapping[str, Layout]) -> None:
-        """Makes the columns fit what comes, or refuses it."""
-        if not self._layouts or (
-            not self.size and _mismatch(self._layouts, _with_policy_layout(layouts, self._layouts))
-        ):
-            self._layouts = dict(layouts)
-            self._arrays = {n: layout.allocate((self.capacity,)) for n, layout in layouts.items()}
-            return
-        if "policy_action" in layouts and "policy_action" not in self._layouts:
-            # Up to here, the policy's own action was executed everywhere.
-            self._layouts["policy_action"] = self._layouts["action"]
-            self._arrays["policy_action"] = [array.copy() for array in self._arrays["action"]]
-        if said := _mismatch(self._layouts, _with_policy_layout(layouts, self._layouts)):
-            raise InvalidRowError(said)
-
-    def read(self, index: Index) -> dict[str, Any]:
-        """Returns transitions by slot, copied.
-
-        Args:
-            index: An int (leaves without the axis of transitions), a slice or an array of ints;
-                negative ones count from the end of what is stored.
-
-        Raises:
-            IndexError: Nothing is stored there.
-            TypeError: Another kind of index.
-        """
-        where = locate(index, self.size)
-        if isinstance(where, int):
-            self.data_use_counter[where] += 1
-        else:
-            np.add.at(self.data_use_counter, where, 1)
-        return {
-            name: layout.unflatten([_taken(array, where) for array in self._arrays[name]])
-            for name, layout in self._layouts.items()
-        }
-
-    def __getitem__(self, index: Index) -> dict[str, Any]:
+    def __getitem__(self, index: Index) -> Any:
         return self.read(index)
 
     def get_data(self) -> dict[str, Any]:
-        """Returns all transitions, in the order of their slots; {} before the first push."""
-        return self.read(slice(None))
+        """Returns copies of all transitions; {} if none ever was stored."""
+        return self.container.get_data()
+
+    def read_rows(self, indices: Indices, length: int = 1) -> Any:
+        """Returns copies of what a sampler chose.
+
+        Args:
+            indices: Positions of transitions or episodes.
+            length: How many consecutive transitions begin at each; leaves are [n, length, ...] if
+                it is more than one.
+        """
+        if length == 1:
+            return self.read(indices)
+        return self.container.read_slots(self.container.following(indices, length))
 
     def clear(self) -> None:
-        """Drops all transitions; the memory stays allocated."""
-        self.size = self.pointer = 0
-        self.data_use_counter.fill(-1)
+        """Drops what is stored; open episodes stay."""
+        self.container.clear()
+
+    def print_timing_summary(self, reset: bool = False) -> None:
+        """Logs how long adding took, at level DEBUG.
+
+        Args:
+            reset: Forget the durations afterwards.
+        """
+        for name, summary in self.timing_raw.summary().items():
+            logger.debug("storage %s: %s", name, summary)
+        if reset:
+            self.timing_raw.clear()
+
+    @property
+    def env_ids(self) -> tuple[str, ...]:
+        """Ids of the envs whose data came or may come."""
+        return tuple(self._groups)
+
+    @property
+    def counters(self) -> Counters:
+        """What happened to the rows of all envs so far."""
+        total = Counters()
+        total.add(self._removed)
+        for group in self._groups.values():
+            total.add(group.counters)
+        return total
+
+    # Adding.
+
+    def add_transition(self, env_ret: Any, policy_resp: Any) -> None:
+        """Adds what an env returned, with the answer to it; see `DataBuffer.add_transition`."""
+        self._add(Item(env_ret, policy_resp))
+
+    def add_data_async(self, data: Any) -> None:
+        """Adds an EnvRet, or the answer to the last one; see `DataBuffer.add_data_async`."""
+        if isinstance(data, EnvRet):
+            self._add(Item(data))
+        elif isinstance(data, PolicyResponse):
+            self._add(Item(None, data))
+        else:
+            raise TypeError(f"expected an EnvRet or a PolicyResponse, got {type(data).__name__}")
+
+    def add_episode(self, episode: Any, num_envs: int = 1) -> None:
+        """Stores an episode that was made elsewhere, as it is; see `DataBuffer.add_episode`."""
+        columns = map_arrays(lambda leaf: as_array(leaf, "episode"), dict(episode.items()))
+        if num_envs == 1:
+            self.container.push(columns)
+            return
+        for leaf in iter_arrays(columns):
+            if leaf.ndim < 2 or leaf.shape[1] != num_envs:
+                raise InvalidRowError(
+                    f"episode: expected shape [T, {num_envs}, ...], got {list(leaf.shape)}"
+                )
+        length = len(next(iter_arrays(columns)))
+        self.container.push(by_env(columns), [length] * num_envs)
+
+    def _add(self, item: Item) -> None:
+        begun = time.perf_counter()
+        env_id = env_id_of(item.response if item.env_ret is None else item.env_ret)
+        prepared = self.prepare(env_id, [item])
+        if not self.has_room(prepared):
+            raise ReplayError(f"env {env_id!r}: the buffer is full until a rollout is released")
+        self.commit(prepared)
+        self.timing_raw.record("add", time.perf_counter() - begun)
+
+    # Ending episodes.
+
+    def truncate_one_episode(self, item: Any) -> None:
+        """Ends the open episode of an env; see `DataBuffer.truncate_one_episode`."""
+        self.truncate_group(env_id_of(item))
+
+    def truncate_episodes(self, items: Sequence[Any]) -> None:
+        """Ends the open episodes of several envs, once it is known that all of them are here."""
+        for group in [self._group_of(env_id_of(item)) for item in items]:
+            group.cut()
+
+    def truncate_group(self, env_id: str) -> int:
+        """Ends the open episodes of the rows of an env; returns how many there were.
+
+        Raises:
+            KeyError: No data of this env ever came.
+        """
+        return self._group_of(env_id).cut()
+
+    def discard_episode(self, item: Any) -> int:
+        """Removes an episode; see `DataBuffer.discard_episode`."""
+        return self._group_of(env_id_of(item)).discard()
+
+    def _group_of(self, env_id: str) -> Group:
+        group = self._groups.get(env_id)
+        if group is None:
+            raise KeyError(f"no data of env {env_id!r} ever came")
+        return group
+
+    # What one session of a writer does; the documented methods above are made of these.
+
+    def open_group(self, meta: EnvMeta) -> None:
+        """Lets the rows of an env come; what comes is not joined to what came before.
+
+        Args:
+            meta: The env: `env_id` is required; what else is left open is taken from its first
+                EnvRet.
+
+        Raises:
+            ConfigError: A space of it cannot be stored.
+            StorageFullError: Its rows need more memory than there is left.
+        """
+        env_id = meta.env_id or ""
+        group = self._groups.get(env_id)
+        if group is not None and group.meta == meta:
+            group.break_segment()
+            return
+        self.close_group(env_id)
+        group = self._groups[env_id] = self._opened(meta)
+        try:
+            self._reserve(group, None, 0)
+        except StorageFullError:
+            self.close_group(env_id)
+            raise
+
+    def close_group(self, env_id: str) -> None:
+        """Forgets an env; its open episodes are ended and stored. Safe to repeat."""
+        group = self._groups.pop(env_id, None)
+        if group is not None:
+            self._close(group)
+            self._removed.add(group.counters)
+
+    def break_group(self, env_id: str) -> None:
+        """Joins nothing that comes of an env to what came: an item of it was lost."""
+        group = self._groups.get(env_id)
+        if group is not None:
+            group.break_segment()
+
+    def _opened(self, meta: EnvMeta) -> Group:
+        """Makes the group of an env that a writer opened."""
+        return self._staged(meta)
+
+    def _staged(self, meta: EnvMeta) -> Group:
+        """Makes a group whose episodes are stored once they have ended."""
+        return EpisodeGroup(
+            meta,
+            self.container,
+            auto_truncate=self._auto_truncate,
+            from_space=self._pipeline.from_space,
+            postprocess_fn=self._postprocess_fn,
+        )
+
+    def _close(self, group: Group) -> None:
+        group.cut()
+
+    def prepare(self, env_id: str, items: Sequence[Item]) -> Prepared:
+        """Checks items that shall be stored together, and that there is memory for them.
+
+        Args:
+            env_id: Id of the env.
+            items: What came of it, in order.
+
+        Raises:
+            InvalidRowError: One does not fit; the message names the field.
+            StorageFullError: The first ones of their kind, or an open episode that has become so
+                long, need more memory than there is left.
+            KeyError: `open_group` was not called for this env, nor is it in `env_meta_list`.
+        """
+        group = self._groups.get(env_id)
+        if group is None:
+            group = self._groups[env_id] = self._staged(self._meta_of(env_id))
+        steps: list[CheckedStep] = []
+        for item in items:
+            step = self._pipeline.step(item, group.meta)
+            steps.append(group.check(step, steps[-1] if steps else None))
+        if steps:
+            schema, count = steps[-1].schema, len(steps)
+            if schema is not group.schema or group.length_with(count) > group.length_with(0):
+                self._reserve(group, schema, count)
+        return Prepared(group, steps)
+
+    def _reserve(self, group: Group, schema: Schema | None, steps: int) -> None:
+        """Counts the memory of a group that will look like this after so many more steps.
+
+        Raises:
+            StorageFullError: There is not so much left; nothing has changed.
+        """
+        length, row_bytes = group.length_with(steps), group.row_bytes(schema)
+        needed = group.nbytes_with(schema, length)
+        others = sum(other.nbytes for other in self._alive() if other is not group)
+        stored = self._storage_bytes(row_bytes, None if schema is None else schema.observation)
+        if needed + others + stored > self.max_bytes:
+            rows = group.rows if schema is None else schema.rows
+            raise StorageFullError(
+                f"env {group.env_id!r}: {length} steps of {rows} rows of {row_bytes} bytes need "
+                f"{needed} bytes, beside {others} of other envs and {stored} of the storage; "
+                f"buffer.max_bytes allows {self.max_bytes}: raise it, or make {self._size_keys} "
+                "or the env smaller"
+            )
+        group.nbytes = needed
+
+    @property
+    def _size_keys(self) -> str:
+        """Names the keys of the configuration that decide how much is kept."""
+        return "buffer.capacity"
+
+    def _alive(self) -> Collection[Group]:
+        """Returns the groups whose columns exist."""
+        return self._groups.values()
+
+    def _storage_bytes(self, row_bytes: int, observation: Layout | None) -> int:
+        """Returns what the columns take once they hold transitions of so many bytes."""
+        container = self.container
+        return max(container.nbytes, container.nbytes_with(row_bytes, observation))
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of the largest transition that is here, in bytes."""
+        schemas = (group.schema for group in self._alive())
+        sizes = [schema.row_bytes for schema in schemas if schema is not None]
+        return max(sizes, default=0) or self.container.row_bytes
+
+    def has_room(self, prepared: Prepared) -> bool:
+        """Tells whether items can be stored now, rather than once somebody has made room."""
+        return True
+
+    def commit(self, prepared: Prepared) -> None:
+        """Stores checked items. Nothing of their env may have changed since they were checked."""
+        for step in prepared.steps:
+            prepared.group.apply(step)
+
+    def _meta_of(self, env_id: str) -> EnvMeta:
+        """Returns what is known of an env; a row's id `env/row` stands for a lone env."""
+        if self._metas is None:
+            return EnvMeta(env_id)
+        if env_id in self._metas:
+            return self._metas[env_id]
+        parent = self._metas.get(env_id.rpartition("/")[0])
+        if parent is None:
+            raise KeyError(f"env {env_id!r} is none of {sorted(self._metas)}")
+        return EnvMeta(env_id, parent.action_space, parent.observation_space, 1)
 
 
-def as_index(item: Any) -> int | npt.NDArray[np.intp]:
-    """Returns an index, or a sequence, array or tensor of indices, as an int or an array of ints.
+class BufferView:
+    """What a container holds, to be read only.
+
+    Args:
+        data: The container.
+    """
+
+    def __init__(self, data: DataContainer) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: Index) -> Any:
+        return self._data.read(index)
+
+    @property
+    def capacity(self) -> int:
+        """Transitions that it holds at most."""
+        return self._data.capacity
+
+
+def env_id_of(item: Any) -> str:
+    """Returns an id that was given as such or as the `env_id` of an object.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is neither.
     """
-    if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
-        return int(item)
-    if isinstance(item, (list, tuple, range)):
-        item = np.asarray(item, dtype=None if len(item) else np.intp)
-    if not hasattr(item, "shape"):
-        raise TypeError(f"expected an index or indices, got {type(item).__name__}")
-    array = as_array(item, "index")
-    if array.dtype.kind not in "iu" or array.ndim > 1:
-        raise TypeError(f"expected ints, got {array.dtype} of shape {list(array.shape)}")
-    return int(array) if array.ndim == 0 else array.astype(np.intp)
-
-
-def locate(index: Index, size: int) -> int | npt.NDArray[np.intp]:
-    """Returns where in `size` stored transitions an index points; negative ones count from the end.
-
-    Raises:
-        IndexError: Nothing is stored there.
-        TypeError: It is no index.
-    """
-    if isinstance(index, slice):
-        return np.arange(size)[index]
-    where = as_index(index)
-    low, high = (
-        (where, where) if isinstance(where, int) else (where.min(initial=0), where.max(initial=-1))
-    )
-    if low < -size or high >= size:
-        raise IndexError(f"index {low if low < -size else high} of {size} stored transitions")
-    if isinstance(where, int):
-        return where % size
-    return np.where(where < 0, where + size, where)
-
-
-def _taken(array: Array, where: int | npt.NDArray[np.intp]) -> Array:
-    # An int would give a view, which later pushes change.
-    return np.array(array[where]) if isinstance(where, int) else array.take(where, axis=0)
-
-
-def _count(columns: Mapping[str, Any]) -> int:
-    for value in iter_arrays(columns):
-        shape = np.shape(value)
-        if not shape:
-            raise InvalidRowError("expected a leading axis of transitions, got one value")
-        return int(shape[0])
-    raise InvalidRowError("expected columns, got none")
-
-
-def _with_policy_layout(
-    layouts: Mapping[str, Layout], stored: Mapping[str, Layout]
-) -> Mapping[str, Layout]:
-    if "policy_action" in stored and "policy_action" not in layouts and "action" in layouts:
-        return {**layouts, "policy_action": layouts["action"]}
-    return layouts
-
-
-def _with_policy_action(
-    columns: Mapping[str, list[Array]], stored: Mapping[str, Layout]
-) -> Mapping[str, list[Array]]:
-    if "policy_action" in stored and "policy_action" not in columns:
-        return {**columns, "policy_action": columns["action"]}
-    return columns
-
-
-def _mismatch(stored: Mapping[str, Layout], new: Mapping[str, Layout]) -> str | None:
-    try:
-        check_keys(stored, new, "columns")
-    except InvalidRowError as error:
-        return str(error)
-    return next(filter(None, (layout.difference(new[n]) for n, layout in stored.items())), None)
+    env_id = item if isinstance(item, str) else getattr(item, "env_id", None)
+    if not isinstance(env_id, str):
+        raise TypeError(f"expected an env id or an object with one, got {item!r:.80}")
+    return env_id

@@ -105,7 +105,7 @@ def default_preprocess_fn(
     return data
 
 
-def default_postprocess_fn(episode: Mapping[str, list[Any]]) -> dict[str, Any]:
+def default_postprocess_fn(episode: Mapping[str, Any]) -> dict[str, Any]:
     """Makes transitions of the steps of one finished episode.
 
     Step t holds observation t, the answer to it, and the reward and flags of the step before. Its
@@ -113,8 +113,8 @@ def default_postprocess_fn(episode: Mapping[str, list[Any]]) -> dict[str, Any]:
     `next_observation`; the answer to the last observation is dropped. `info` is not stored.
 
     Args:
-        episode: T values by name: `observation`, `last_reward`, `last_terminated`,
-            `last_truncated`, and any others, which belong to the observation.
+        episode: T values by name, as a list or an array: `observation`, `last_reward`,
+            `last_terminated`, `last_truncated`, and any others, which belong to the observation.
 
     Returns:
         Columns of T-1 transitions; rewards are float32.
@@ -134,6 +134,78 @@ def default_postprocess_fn(episode: Mapping[str, list[Any]]) -> dict[str, Any]:
     return columns
 
 
+def default_compute_gae(
+    rewards: Any,
+    values: Any,
+    next_values: Any,
+    dones: Any,
+    gamma: float,
+    lam: float,
+    normalize_adv: bool = True,
+) -> tuple[Any, Any]:
+    """Returns generalised advantage estimates and returns (Schulman et al., arXiv:1506.02438).
+
+    Args:
+        rewards: Array or tensor [T, ...], as the others; axis 0 is time.
+        values: Values of the observations.
+        next_values: Values of the next observations; used where an episode does not end.
+        dones: Where it does, bool or float; cut estimates there. For a truncation, add
+            `gamma * next_value` to its reward.
+        gamma: Discount.
+        lam: Decay of the estimates.
+        normalize_adv: Subtract the mean of the advantages, and divide by their standard deviation.
+
+    Returns:
+        Advantages, and returns: advantages, before they are normalised, plus values. Arrays or
+        tensors as `rewards`.
+    """
+    goes_on = 1.0 - _like(dones, rewards)
+    delta = rewards + gamma * next_values * goes_on - values
+    advantages = delta + 0.0  # another object of the same kind, written to below
+    for t in range(len(delta) - 2, -1, -1):
+        advantages[t] += gamma * lam * goes_on[t] * advantages[t + 1]
+    return _finished(advantages, values, normalize_adv)
+
+
+def default_gae_no_loop(
+    rewards: Any,
+    values: Any,
+    next_values: Any,
+    dones: Any,
+    gamma: float,
+    lam: float,
+    normalize_adv: bool = True,
+) -> tuple[Any, Any]:
+    """Returns what `default_compute_gae` does in log2 T steps over all of [T, ...].
+
+    Each pass joins the sums of twice as many steps.
+    """
+    goes_on = 1.0 - _like(dones, rewards)
+    advantages = rewards + gamma * next_values * goes_on - values
+    decay = gamma * lam * goes_on
+    span = 1
+    while span < len(advantages):
+        head = advantages[:-span] + decay[:-span] * advantages[span:]
+        joined = decay[:-span] * decay[span:]
+        advantages[:-span], decay[:-span] = head, joined
+        span *= 2
+    return _finished(advantages, values, normalize_adv)
+
+
+def _like(dones: Any, rewards: Any) -> Any:
+    if isinstance(dones, np.ndarray):
+        return dones.astype(rewards.dtype)
+    return dones.to(rewards.dtype)
+
+
+def _finished(advantages: Any, values: Any, normalize: bool) -> tuple[Any, Any]:
+    returns = advantages + values
+    if normalize:
+        options = {"ddof": 1} if isinstance(advantages, np.ndarray) else {}  # torch's default
+        advantages = (advantages - advantages.mean()) / (advantages.std(**options) + 1e-8)
+    return advantages, returns
+
+
 def _to_float(array: Array) -> Array:
     return array.astype(np.float32)
 
@@ -142,8 +214,10 @@ def _to_bool(array: Array) -> Array:
     return array.astype(np.bool_)
 
 
-def stack(values: list[Any], name: str) -> Any:
-    """Stacks nested values of one structure along a new first axis."""
+def stack(values: Any, name: str) -> Any:
+    """Stacks nested values of one structure along a new first axis; an array is stacked already."""
+    if isinstance(values, np.ndarray):
+        return values
     first = values[0] if values else ()
     if isinstance(first, Mapping):
         return {key: stack([value[key] for value in values], f"{name}.{key}") for key in first}

@@ -411,7 +411,6 @@ def test_functions_that_exclude_each_other(functions: tuple[str, str]) -> None:
     ("config", "message"),
     [
         ({"storage": StorageConfig(type="sharded")}, "buffer.storage.type: 'sharded'"),
-        ({"storage": StorageConfig(unit="episode")}, "buffer.storage.unit: 'episode'"),
         ({"storage": StorageConfig(device="cuda")}, "buffer.storage.device: 'cuda'"),
         ({"node_affinity_env": True}, "buffer.node_affinity_env: True"),
         ({"capacity": 0}, "buffer.capacity: expected at least 1"),
@@ -420,13 +419,6 @@ def test_functions_that_exclude_each_other(functions: tuple[str, str]) -> None:
 def test_what_is_not_offered_is_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replay(**config)
-
-
-def test_another_postprocess_function_is_named() -> None:
-    config = BufferConfig(type="ReplayBuffer", capacity=10)
-    with pytest.raises(ConfigError, match="postprocess_fn"):
-        ReplayBuffer(config, postprocess_fn=dict)
-    ReplayBuffer(config, postprocess_fn=None)
 
 
 def test_the_config_is_copied() -> None:
@@ -445,7 +437,7 @@ def test_durations_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         buffer.print_timing_summary(reset=True)
     assert "buffer add" in caplog.text
     assert "buffer sample" in caplog.text
-    assert not buffer.timing
+    assert not buffer.timing_raw
 
 
 def test_executed_actions_may_begin_in_a_later_episode() -> None:

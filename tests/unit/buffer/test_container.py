@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlightning.buffer.utils.storage import Storage
+from rlightning.buffer.utils.container import DataContainer
 from rlightning.errors import InvalidRowError, StorageFullError
 from rlightning.utils.conversions import BFloat16Array
 
@@ -13,16 +13,16 @@ def rows(*values: int) -> dict[str, np.ndarray]:
 
 
 def test_the_oldest_are_overwritten_in_place() -> None:
-    storage = Storage(5)
+    storage = DataContainer(5)
     storage.push(rows(0, 1, 2))
     storage.push(rows(3, 4, 5, 6))
     assert storage.get_data()["x"].tolist() == [5, 6, 2, 3, 4]
-    assert (storage.pointer, len(storage), storage.get_size()) == (2, 5, 5)
+    assert (storage.pointer, len(storage), storage.size) == (2, 5, 5)
     assert storage.pushed_total == 7
 
 
 def test_more_than_the_capacity_keeps_the_newest() -> None:
-    storage = Storage(3)
+    storage = DataContainer(3)
     storage.push(rows(9))
     storage.push(rows(0, 1, 2, 3, 4))
     assert storage.get_data()["x"].tolist() == [2, 3, 4]
@@ -30,7 +30,7 @@ def test_more_than_the_capacity_keeps_the_newest() -> None:
 
 
 def test_a_fixed_storage_refuses_and_writes_nothing() -> None:
-    storage = Storage(3, "fixed")
+    storage = DataContainer(3, "fixed")
     storage.push(rows(0, 1))
     with pytest.raises(StorageFullError, match="2 transitions for a storage that holds 2 of 3"):
         storage.push(rows(2, 3))
@@ -38,7 +38,7 @@ def test_a_fixed_storage_refuses_and_writes_nothing() -> None:
 
 
 def test_reading_counts_and_copies() -> None:
-    storage = Storage(4)
+    storage = DataContainer(4)
     storage.push(rows(0, 1, 2))
     assert storage[1]["x"] == 1
     assert storage[-1]["x"] == 2
@@ -54,7 +54,7 @@ def test_reading_counts_and_copies() -> None:
 
 
 def test_nesting_and_dtypes_come_back() -> None:
-    storage = Storage(2)
+    storage = DataContainer(2)
     bits = np.array([[1], [2]], np.uint16).view(BFloat16Array)
     storage.push({"a": {"b": (np.zeros((2, 3), np.uint8), bits)}})
     a, b = storage.get_data()["a"]["b"]
@@ -74,7 +74,7 @@ def test_nesting_and_dtypes_come_back() -> None:
     ],
 )
 def test_other_columns_than_before_are_refused(columns: dict, message: str) -> None:
-    storage = Storage(3)
+    storage = DataContainer(3)
     storage.push(rows(1))
     with pytest.raises(InvalidRowError, match=message):
         storage.push(columns)
@@ -82,7 +82,7 @@ def test_other_columns_than_before_are_refused(columns: dict, message: str) -> N
 
 
 def test_clear_keeps_memory_and_lets_other_columns_in() -> None:
-    storage = Storage(3)
+    storage = DataContainer(3)
     storage.push(rows(1, 2))
     storage.clear()
     assert len(storage) == 0

@@ -1,0 +1,496 @@
+"""A ring of transitions in columns that are allocated once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rlightning.buffer.utils.episode_registry import EpisodeRegistry, ranges
+from rlightning.buffer.utils.fitting import (
+    count_of,
+    ends_of,
+    mismatch,
+    window,
+    with_policy_action,
+    with_policy_layout,
+)
+from rlightning.buffer.utils.indexing import Index, locate
+from rlightning.buffer.utils.layout import (
+    Array,
+    Layout,
+    map_arrays,
+)
+from rlightning.buffer.utils.observations import Observations, Segment
+from rlightning.buffer.utils.watcher import Watcher
+from rlightning.errors import ConfigError, InvalidRowError, StorageFullError
+
+logger = logging.getLogger(__name__)
+
+Slots = npt.NDArray[np.intp]
+Mode = Literal["circular", "fixed"]
+Unit = Literal["transition", "episode"]
+Removal = Literal["fifo", "lifo", "priority"]
+
+USE_BYTES = 4
+"""What is kept for each transition before the first one is stored, in bytes."""
+
+_OWN_BYTES = USE_BYTES + 8 + 1  # afterwards also its generation, and whether another follows
+
+_NO_SLOTS = np.zeros(0, np.intp)
+
+
+class DataContainer:
+    """Columns of `capacity` transitions; nested values keep their structure.
+
+    The first push fixes names, dtypes and shapes. Memory is allocated then, and kept by `clear`. An
+    observation is stored once, see `Observations`. Not thread-safe.
+
+    Args:
+        capacity: Transitions that it holds.
+        mode: When it is full, `circular` overwrites, `fixed` refuses more.
+        unit: What is indexed: transitions, or whole episodes, which are never split at the end of
+            the ring, so that its last slots may stay empty.
+        device: Only "cpu": columns are numpy arrays.
+        frame_stack: As of `Observations`.
+        removal: What `circular` overwrites: the oldest transitions (`fifo`), the newest (`lifo`),
+            or those that the watcher calls lowest (`priority`).
+
+    Attributes:
+        capacity: Transitions that it holds at most.
+        pointer: Slot that is written next.
+        data_use_counter: How often each slot was read, int32 [capacity]; -1 where it is empty.
+        generation: Which transition since the start each slot held last, int64 [capacity]; empty
+            before the first push.
+        pushed_total: Transitions pushed since the start.
+        episode_registry: Where the episodes are, with unit `episode`.
+        watcher: Who is told of new and released slots; None for nobody.
+
+    Raises:
+        ConfigError: Another device than the CPU.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        mode: Mode = "circular",
+        unit: Unit = "transition",
+        device: str = "cpu",
+        *,
+        frame_stack: Mapping[str, int] | None = None,
+        removal: Removal = "fifo",
+    ) -> None:
+        if device != "cpu":
+            raise ConfigError(f"storage.device: {device!r} is not supported, only 'cpu' is")
+        self.capacity = capacity
+        self.mode = mode
+        self.unit = unit
+        self.pointer = 0
+        self.pushed_total = 0
+        self.data_use_counter = np.full(capacity, -1, np.int32)
+        self.generation = np.zeros(0, np.int64)  # allocated with the columns
+        self.episode_registry = EpisodeRegistry()
+        self.watcher: Watcher | None = None
+        self._frame_stack = frame_stack
+        self._removal = removal
+        self._used = 0  # slots [0, used) are in use, but for holes: what was discarded
+        self._holes = 0
+        self._valid: Slots | None = None
+        # Whether the row in the next slot is the next of the same episode.
+        self._follows = np.zeros(0, np.bool_)
+        self._layouts: dict[str, Layout] = {}
+        self._arrays: dict[str, list[Array]] = {}
+        self._observations: Observations | None = None
+
+    @property
+    def size(self) -> int:
+        """Transitions that it holds."""
+        if self.unit == "episode":
+            return int(self.episode_registry.lengths.sum())
+        return self._used - self._holes
+
+    def __len__(self) -> int:
+        return len(self.episode_registry) if self.unit == "episode" else self.size
+
+    @property
+    def room(self) -> int:
+        """Transitions that can be pushed before some are overwritten or refused."""
+        return self.capacity - self._used
+
+    @property
+    def layouts(self) -> Mapping[str, Layout]:
+        """What the columns look like; empty before the first push."""
+        return self._layouts
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it has allocated, in bytes."""
+        arrays = sum(array.nbytes for arrays in self._arrays.values() for array in arrays)
+        pair = 0 if self._observations is None else self._observations.nbytes
+        own = (self.data_use_counter, self.generation, self._follows)
+        return sum(array.nbytes for array in own) + arrays + pair
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one transition as it is read, in bytes; 0 before the first push."""
+        return sum(layout.nbytes for layout in self._layouts.values())
+
+    def nbytes_with(self, row_bytes: int, observation: Layout | None = None) -> int:
+        """Returns the memory in bytes that it takes for transitions of so many bytes as read.
+
+        Args:
+            row_bytes: Size of a transition with both of its observations.
+            observation: What an observation looks like; None if there is none.
+        """
+        if observation is not None:
+            row_bytes -= 2 * observation.nbytes
+            row_bytes += Observations.row_bytes(observation, self._frame_stack)
+        return self.capacity * (_OWN_BYTES + row_bytes)
+
+    # Writing.
+
+    def push(self, data: Any, lengths: Sequence[int] | None = None) -> Slots:
+        """Appends transitions of one episode; copies them.
+
+        Args:
+            data: Values by name, each leaf [n, ...] with one n; or a list of such, pushed in order.
+            lengths: Number of transitions of each of several episodes, one after the other.
+
+        Returns:
+            The slots of those that are kept.
+
+        Raises:
+            InvalidRowError: They differ in length, or do not fit what is stored already.
+            StorageFullError: Mode `fixed`, and they do not fit; nothing was stored.
+            TypeError: `data` is something else.
+        """
+        if isinstance(data, (list, tuple)):
+            return np.concatenate([_NO_SLOTS, *(self.push(part) for part in data)])
+        if not isinstance(data, Mapping):
+            if not hasattr(data, "items") or not hasattr(data, "batch_size"):
+                raise TypeError(f"expected columns by name, got {type(data).__name__}")
+            data = dict(data.items())  # a TensorDict
+        lead = (count_of(data),)
+        layouts = {name: Layout.of_value(value, name, lead=1) for name, value in data.items()}
+        flat = {name: layout.flatten(data[name], lead) for name, layout in layouts.items()}
+        return self.push_flat(layouts, flat, None if lengths is None else np.asarray(lengths))
+
+    def push_flat(
+        self,
+        layouts: Mapping[str, Layout],
+        columns: Mapping[str, list[Array]],
+        lengths: Slots | None = None,
+    ) -> Slots:
+        """Appends transitions that are in the order of their layouts' leaves; see `push`."""
+        count = len(next(iter(columns.values()))[0])
+        if count == 0:
+            return _NO_SLOTS
+        if self.mode == "fixed" and self._used + count > self.capacity:
+            raise StorageFullError(
+                f"{count} transitions for a storage that holds {self._used} of {self.capacity}"
+            )
+        self._check(layouts)
+        columns = with_policy_action(columns, self._layouts)
+        lengths = np.array([count]) if lengths is None else lengths[lengths > 0]
+        ends = ends_of(columns, lengths)
+        first = self.pushed_total
+        self.pushed_total += count
+        written = [_NO_SLOTS]
+        for slots, segments in self._places(count, lengths):
+            rows = slice(segments[0].rows.start, segments[-1].rows.stop)
+            self._write(slots, segments, columns, ends)
+            self.generation[slots] = np.arange(first + rows.start, first + rows.stop)
+            written.append(slots)
+        return written[-1] if len(written) == 2 else np.concatenate(written)
+
+    def _places(self, count: int, lengths: Slots) -> Iterator[tuple[Slots, list[Segment]]]:
+        """Yields where new rows go, having emptied the place; they are written before the next."""
+        if self.unit == "episode":
+            yield from self._episode_places(count, lengths)
+            return
+        skipped = max(0, count - self.capacity)
+        if skipped:
+            logger.warning(
+                "%d transitions at once for a storage of %d: the oldest are dropped",
+                count,
+                self.capacity,
+            )
+        start = 0 if skipped else self.pointer
+        kept = count - skipped
+        over = self._used + kept - self.capacity
+        if over > 0 and not skipped and self._removal != "fifo":
+            slots = np.concatenate([np.arange(self._used, self.capacity), self._victims(over)])
+            segments = [Segment(slots, slice(0, count))]
+        else:
+            slots = np.arange(start, start + kept)
+            split = self.capacity - start
+            segments = [Segment(slice(start, start + kept), slice(skipped, count))]
+            if split < kept:
+                slots %= self.capacity
+                segments = [
+                    Segment(slice(start, self.capacity), slice(skipped, skipped + split)),
+                    Segment(slice(0, kept - split), slice(skipped + split, count)),
+                ]
+            self.pointer = (start + kept) % self.capacity
+        if over > 0 or self._holes:
+            self._release(slots[self.data_use_counter[slots] >= 0])
+        self._used = min(self._used + kept, self.capacity)
+        yield slots, segments
+
+    def _victims(self, count: int) -> Slots:
+        if self._removal == "priority" and self.watcher is not None:
+            return self.watcher.lowest(count)
+        return np.arange(self._used - count, self._used)
+
+    def _episode_places(self, count: int, lengths: Slots) -> Iterator[tuple[Slots, list[Segment]]]:
+        if count > self.capacity:
+            from_end = np.cumsum(lengths[::-1])
+            whole = int(np.searchsorted(from_end, self.capacity, side="right"))
+            lengths = lengths[len(lengths) - whole :] if whole else np.array([self.capacity])
+            logger.warning(
+                "%d transitions at once for a storage of %d: the last %d are kept",
+                count,
+                self.capacity,
+                lengths.sum(),
+            )
+        row = count - int(lengths.sum())
+        while len(lengths):
+            fit = int(np.searchsorted(np.cumsum(lengths), self.capacity - self.pointer, "right"))
+            if not fit:
+                self._drop_episodes(self.pointer, self.capacity)
+                self.pointer = 0
+                continue
+            size = int(lengths[:fit].sum())
+            self._drop_episodes(self.pointer, self.pointer + size)
+            self.episode_registry.append(self.pointer, lengths[:fit])
+            place = slice(self.pointer, self.pointer + size)
+            self.pointer += size
+            self._used = max(self._used, self.pointer)
+            yield np.arange(place.start, place.stop), [Segment(place, slice(row, row + size))]
+            row, lengths = row + size, lengths[fit:]
+
+    def _drop_episodes(self, start: int, stop: int) -> None:
+        self._release(self.episode_registry.drop_overlapping(start, stop))
+
+    def _release(self, slots: Slots) -> None:
+        """Empties slots that hold rows."""
+        if not len(slots):
+            return
+        if self._observations is not None:
+            self._observations.forget(slots, self.data_use_counter >= 0)
+        self.data_use_counter[slots] = -1
+        self._follows[slots] = False
+        self._follows[slots - 1] = False
+        if self.watcher is not None:
+            self.watcher.released(slots)
+
+    def _write(
+        self,
+        slots: Slots,
+        segments: list[Segment],
+        columns: Mapping[str, list[Array]],
+        ends: npt.NDArray[np.bool_],
+    ) -> None:
+        rows = slice(segments[0].rows.start, segments[-1].rows.stop)
+        for name, mine in self._arrays.items():
+            for array, new in zip(mine, columns[name], strict=True):
+                for where, part in segments:
+                    array[where] = new[part]
+        if self._observations is not None:
+            pair = (columns["observation"], columns["next_observation"])
+            moved = [
+                Segment(s, slice(r.start - rows.start, r.stop - rows.start)) for s, r in segments
+            ]
+            observation, following = ([leaf[rows] for leaf in leaves] for leaves in pair)
+            apart = ends[rows] if self.unit == "episode" else np.zeros(len(slots), np.bool_)
+            self._observations.write(slots, moved, observation, following, apart)
+        self.data_use_counter[slots] = 0
+        follows = ~ends[rows]
+        follows[:-1] &= (slots[:-1] + 1) % self.capacity == slots[1:]
+        self._follows[slots] = follows
+        if self._holes:
+            self._holes = self._used - int((self.data_use_counter[: self._used] >= 0).sum())
+        self._valid = None
+        if self.watcher is not None:
+            self.watcher.wrote(slots)
+
+    def _check(self, layouts: Mapping[str, Layout]) -> None:
+        """Makes the columns fit what comes, or refuses it."""
+        if not self._layouts or (
+            not self.size and mismatch(self._layouts, with_policy_layout(layouts, self._layouts))
+        ):
+            self._allocate(layouts)
+            return
+        if "policy_action" in layouts and "policy_action" not in self._layouts:
+            # Up to here, the policy's own action was executed everywhere.
+            self._layouts["policy_action"] = self._layouts["action"]
+            self._arrays["policy_action"] = [array.copy() for array in self._arrays["action"]]
+        if said := mismatch(self._layouts, with_policy_layout(layouts, self._layouts)):
+            raise InvalidRowError(said)
+
+    def _allocate(self, layouts: Mapping[str, Layout]) -> None:
+        now, after = layouts.get("observation"), layouts.get("next_observation")
+        self._observations, own = None, dict(layouts)
+        if now is not None and after is not None and now.difference(after) is None:
+            self._observations = Observations(now, self.capacity, self._frame_stack)
+            del own["observation"], own["next_observation"]
+        self.generation = np.full(self.capacity, -1, np.int64)
+        self._follows = np.zeros(self.capacity, np.bool_)
+        self._layouts = dict(layouts)
+        self._arrays = {name: layout.allocate((self.capacity,)) for name, layout in own.items()}
+
+    # Reading.
+
+    def read(self, index: Index) -> Any:
+        """Returns copies of what is stored, in the order of the index.
+
+        Args:
+            index: An int, a slice, or a sequence, array or tensor of ints, which count transitions
+                or episodes; negative ones count from the end of what is stored.
+
+        Returns:
+            Columns by name. Leaves of a transition are [...], of several [n, ...]; of an episode
+            [T, ...], of several of one length [n, T, ...]. For episodes of several lengths a list
+            of one dict for each.
+
+        Raises:
+            IndexError: Nothing is stored there.
+            TypeError: Another kind of index.
+        """
+        where = locate(index, len(self), f"{self.unit}s")
+        if self.unit == "episode":
+            return self._read_episodes(where)
+        if isinstance(where, int):
+            one = self.read_slots(self.slots_of(np.array([where])))
+            return map_arrays(itemgetter((0, ...)), one)
+        return self.read_slots(self.slots_of(where))
+
+    def _read_episodes(self, where: int | Slots) -> Any:
+        registry = self.episode_registry
+        if isinstance(where, int):
+            start = int(registry.starts[where])
+            return self.read_slots(np.arange(start, start + int(registry.lengths[where])))
+        starts, lengths = registry.starts[where], registry.lengths[where]
+        if len(lengths) and (lengths == lengths[0]).all():
+            return self.read_slots(starts[:, np.newaxis] + np.arange(lengths[0]))
+        return [
+            self.read_slots(np.arange(start, start + length))
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+        ]
+
+    def slots_of(self, positions: Slots) -> Slots:
+        """Returns the slots of transitions by position among what is stored."""
+        if not self._holes:
+            return positions
+        if self._valid is None:
+            self._valid = np.flatnonzero(self.data_use_counter[: self._used] >= 0)
+        return self._valid[positions]
+
+    def positions_of(self, slots: Slots) -> Slots:
+        """Returns the positions of stored transitions by slot."""
+        if not self._holes:
+            return slots
+        self.slots_of(_NO_SLOTS)
+        assert self._valid is not None
+        return np.searchsorted(self._valid, slots)
+
+    def read_slots(self, slots: Slots) -> dict[str, Any]:
+        """Returns copies of the rows in slots; leaves are [*slots.shape, ...]."""
+        np.add.at(self.data_use_counter, slots, np.int32(1))
+        pair = {}
+        if self._observations is not None:
+            leaves = self._observations.read(slots.reshape(-1))
+            for name, part in zip(("observation", "next_observation"), leaves, strict=True):
+                pair[name] = [leaf.reshape(slots.shape + leaf.shape[1:]) for leaf in part]
+        return {
+            name: layout.unflatten(
+                pair[name]
+                if name in pair
+                else [array.take(slots, axis=0) for array in self._arrays[name]]
+            )
+            for name, layout in self._layouts.items()
+        }
+
+    def column(self, name: str) -> Array:
+        """Returns one column of a single leaf, by position among the stored transitions, [n].
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        (array,) = self._arrays[name]
+        rows: Array = array[: self._used]
+        return rows if not self._holes else rows[self.slots_of(np.arange(self.size))]
+
+    def starts(self, length: int, allowed: npt.NDArray[np.bool_] | None = None) -> Slots:
+        """Returns the positions of transitions that begin `length` of one episode, in order.
+
+        Args:
+            length: How many, at least 1.
+            allowed: Which transitions may be among them, by position; all if None.
+        """
+        rows = self.data_use_counter >= 0
+        if allowed is not None:
+            rows = np.zeros_like(rows)
+            rows[self.slots_of(np.flatnonzero(allowed))] = True
+        begin = window(rows, length) & window(self._follows, length - 1)
+        return self.positions_of(np.flatnonzero(begin))
+
+    def following(self, positions: Slots, length: int) -> Slots:
+        """Returns the slots of transitions and of those that follow them, [n, length]."""
+        slots: Slots = self.slots_of(positions)[:, np.newaxis] + np.arange(length)
+        return slots % self.capacity
+
+    def __getitem__(self, index: Index) -> Any:
+        return self.read(index)
+
+    def get_data(self) -> dict[str, Any]:
+        """Returns all transitions, in the order of their slots; {} before the first push."""
+        if self.unit == "episode":
+            registry = self.episode_registry
+            return self.read_slots(ranges(registry.starts, registry.lengths))
+        data: dict[str, Any] = self.read(slice(None))
+        return data
+
+    # Removing.
+
+    def discard(self, first: int, count: int) -> int:
+        """Removes an episode; returns how many transitions of it were still there.
+
+        Args:
+            first: Its first transition, counted since the start.
+            count: How many transitions it has.
+        """
+        mine = (self.generation >= first) & (self.generation < first + count)
+        slots = np.flatnonzero(mine & (self.data_use_counter >= 0))
+        if self.unit == "episode":
+            slots = self.episode_registry.drop_at(int(slots[0])) if len(slots) else slots
+        self._release(slots)
+        if self.unit == "transition" and len(slots):
+            self._holes += len(slots)
+            self._valid = None
+            self._rewind()
+        return len(slots)
+
+    def _rewind(self) -> None:
+        """Writes discarded transitions anew where nothing came after them."""
+        if self._used < self.capacity or self.mode == "fixed":
+            alive = np.flatnonzero(self.data_use_counter[: self._used] >= 0)
+            used = int(alive[-1]) + 1 if len(alive) else 0
+            self._holes -= self._used - used
+            self._used = self.pointer = used
+
+    def clear(self) -> None:
+        """Drops all transitions; the memory stays allocated."""
+        self._used = self.pointer = self._holes = 0
+        self._valid = None
+        self.episode_registry.clear()
+        self.data_use_counter.fill(-1)
+        self._follows.fill(False)
+        if self._observations is not None:
+            self._observations.clear()
+        if self.watcher is not None:
+            self.watcher.released(np.arange(self.capacity))

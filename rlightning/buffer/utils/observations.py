@@ -1,0 +1,260 @@
+"""Observations of a ring of transitions, each stored once.
+
+The `next_observation` of a transition mostly is the `observation` of the one in the next slot, and
+the older frames of a stack mostly are the newest ones of the slots before. Both are compared, byte
+for byte, when rows are written; what is not found there lies whole in a pool beside the ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rlightning.buffer.utils.layout import Array, Layout, Leaf
+from rlightning.buffer.utils.pool import Pool
+from rlightning.errors import ConfigError
+
+Slots = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
+
+LINK_BYTES = 4
+"""What is kept of each transition to find its next observation, in bytes."""
+
+STACK_BYTES = 5
+"""What is kept of each transition beside, where frames are stacked, in bytes."""
+
+
+class Segment(NamedTuple):
+    """Where some consecutive new rows go."""
+
+    slots: slice | Slots
+    """Their places in the ring."""
+    rows: slice
+    """Which of the new rows."""
+
+
+class _Stack(NamedTuple):
+    """One leaf of which the ring holds the newest frame only."""
+
+    leaf: int
+    axis: int  # among the axes of one row, not negative
+    depth: int  # frames in a stack
+
+
+class Observations:
+    """Columns `observation` and `next_observation` of a ring.
+
+    Args:
+        layout: Of one observation.
+        capacity: Slots of the ring.
+        frame_stack: The axis of frames, the oldest first, by path of the array: `observation`, or
+            `observation.camera` in a dict.
+
+    Raises:
+        ConfigError: There is no such array or axis.
+    """
+
+    def __init__(
+        self, layout: Layout, capacity: int, frame_stack: Mapping[str, int] | None = None
+    ) -> None:
+        self.layout = layout
+        self._capacity = capacity
+        self._stacks = _stacks(layout, frame_stack or {})
+        self._deepest = max((stack.depth for stack in self._stacks), default=1)
+        stored = list(layout.leaves)
+        for stack in self._stacks:
+            leaf = stored[stack.leaf]
+            shape = (*leaf.shape[: stack.axis], *leaf.shape[stack.axis + 1 :])
+            stored[stack.leaf] = Leaf(leaf.path, leaf.dtype, shape, leaf.bfloat16)
+        self._ring = [np.zeros((capacity, *leaf.shape), leaf.dtype) for leaf in stored]
+        # Number of the next observation in the pool; -1 where it is that of the next slot.
+        self._next = np.full(capacity, -1, np.int32)
+        self._nexts = Pool(layout.leaves)
+        # Of how many slots before it the frames of a stack are found, and where those are that are
+        # not: number of the whole stack of the first of these slots.
+        slots = capacity if self._stacks else 0
+        self._depth = np.zeros(slots, np.uint8)
+        self._whole = np.full(slots, -1, np.int32)
+        self._wholes = Pool([layout.leaves[stack.leaf] for stack in self._stacks])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it has allocated, in bytes."""
+        own = (*self._ring, self._next, self._depth, self._whole)
+        pools = (self._nexts, self._wholes) if self._stacks else (self._nexts,)
+        return sum(part.nbytes for part in (*own, *pools))
+
+    @staticmethod
+    def row_bytes(layout: Layout, frame_stack: Mapping[str, int] | None = None) -> int:
+        """Returns what the ring takes for one transition, in bytes, without its pools."""
+        stacks = _stacks(layout, frame_stack or {})
+        total = layout.nbytes + LINK_BYTES + (STACK_BYTES if stacks else 0)
+        for stack in stacks:
+            whole = layout.leaves[stack.leaf].nbytes
+            total -= whole - whole // stack.depth
+        return total
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self._next.fill(-1)
+        self._nexts.clear()
+        if self._stacks:
+            self._depth.fill(0)
+            self._whole.fill(-1)
+            self._wholes.clear()
+
+    def write(
+        self,
+        slots: Slots,
+        segments: Sequence[Segment],
+        observation: Sequence[Array],
+        following: Sequence[Array],
+        ends: Mask,
+    ) -> None:
+        """Writes rows; `forget` was called for what the slots held.
+
+        Args:
+            slots: Slot of each row, [n].
+            segments: The same, as few copies need it.
+            observation: One array [n, ...] per leaf.
+            following: Next observations, likewise.
+            ends: After which rows the next slot may change although the row stays, [n].
+        """
+        linked = np.zeros(len(slots), np.bool_)
+        linked[:-1] = (slots[:-1] + 1) % self._capacity == slots[1:]
+        chained = linked & ~ends
+        for now, after in zip(observation, following, strict=True):
+            chained[:-1] &= _same(after[:-1], now[1:])
+        apart = ~chained
+        numbers = self._nexts.put([after[apart] for after in following])
+        self._next[slots] = -1
+        self._next[slots[apart]] = numbers
+        stacked = {stack.leaf: stack for stack in self._stacks}
+        for i, (mine, now) in enumerate(zip(self._ring, observation, strict=True)):
+            new = now.take(-1, axis=stacked[i].axis + 1) if i in stacked else now
+            for where, rows in segments:
+                mine[where] = new[rows]
+        if stacked:
+            self._write_depths(slots, linked, observation)
+
+    def _write_depths(self, slots: Slots, linked: Mask, observation: Sequence[Array]) -> None:
+        follows = np.zeros(len(slots), np.bool_)
+        follows[1:] = linked[:-1]
+        for leaf, axis, _ in self._stacks:
+            frames = np.moveaxis(observation[leaf], axis + 1, 1)
+            follows[1:] &= _same(frames[1:, :-1], frames[:-1, 1:])
+        steps = np.arange(len(slots))
+        depth = steps - np.maximum.accumulate(np.where(follows, 0, steps))
+        self._depth[slots] = np.minimum(depth, self._deepest - 1)
+        roots = ~follows
+        self._whole[slots] = -1
+        self._whole[slots[roots]] = self._wholes.put(
+            [observation[stack.leaf][roots] for stack in self._stacks]
+        )
+
+    def forget(self, slots: Slots, alive: Mask) -> None:
+        """Lets slots be written anew: what other rows need of them is stored whole first.
+
+        Args:
+            slots: The slots, [n].
+            alive: Which slots of the ring hold a row, [capacity].
+        """
+        if not len(slots):
+            return
+        breaks = np.flatnonzero((slots[:-1] + 1) % self._capacity != slots[1:])
+        first = slots[np.concatenate([[0], breaks + 1])]
+        last = slots[np.concatenate([breaks, [len(slots) - 1]])]
+        before = (first - 1) % self._capacity
+        before = before[alive[before] & (self._next[before] < 0) & ~np.isin(before, last)]
+        if len(before):
+            self._next[before] = self._nexts.put(self._observed((before + 1) % self._capacity))
+        if self._stacks:
+            self._keep_stacks(first, last, alive)
+            self._wholes.free(self._whole[slots][self._whole[slots] >= 0])
+            self._whole[slots] = -1
+            self._depth[slots] = 0
+        held = self._next[slots]
+        self._nexts.free(held[held >= 0])
+        self._next[slots] = -1
+
+    def _keep_stacks(self, first: Slots, last: Slots, alive: Mask) -> None:
+        after = (last + 1) % self._capacity
+        after = after[alive[after] & (self._depth[after] > 0) & ~np.isin(after, first)]
+        if not len(after):
+            return
+        whole = self._observed(after)
+        self._whole[after] = self._wholes.put([whole[stack.leaf] for stack in self._stacks])
+        for depth in range(self._deepest - 1):
+            later = (after + depth) % self._capacity
+            self._depth[later] = np.minimum(self._depth[later], depth)
+
+    def read(self, slots: Slots) -> tuple[list[Array], list[Array]]:
+        """Returns copies of the observations and next observations of slots, [n, ...] per leaf."""
+        numbers = self._next[slots]
+        apart = numbers >= 0
+        following = self._observed(np.where(apart, slots, (slots + 1) % self._capacity))
+        if apart.any():
+            for leaf, array in enumerate(following):
+                array[apart] = self._nexts.get(leaf, numbers[apart])
+        return self._observed(slots), following
+
+    def _observed(self, slots: Slots) -> list[Array]:
+        arrays: list[Array] = [
+            np.empty(0) if self._is_stack(i) else mine.take(slots, axis=0)
+            for i, mine in enumerate(self._ring)
+        ]
+        for i, stack in enumerate(self._stacks):
+            arrays[stack.leaf] = self._stack(i, stack, slots)
+        return arrays
+
+    def _is_stack(self, leaf: int) -> bool:
+        return any(stack.leaf == leaf for stack in self._stacks)
+
+    def _stack(self, pool: int, stack: _Stack, slots: Slots) -> Array:
+        leaf = self.layout.leaves[stack.leaf]
+        stacks = np.empty((len(slots), *leaf.shape), leaf.dtype)
+        frames = np.moveaxis(stacks, stack.axis + 1, 1)
+        depth = self._depth[slots].astype(np.intp)
+        for back in range(stack.depth):
+            found = self._ring[stack.leaf].take((slots - back) % self._capacity, axis=0)
+            frames[:, stack.depth - 1 - back] = found
+        short = depth < stack.depth - 1
+        if short.any():
+            roots = self._whole[(slots[short] - depth[short]) % self._capacity]
+            wholes = np.moveaxis(self._wholes.get(pool, roots), stack.axis + 1, 1)
+            # Frame j of a row is frame j + depth of the whole stack `depth` rows before it.
+            frame = np.arange(stack.depth) + depth[short][:, np.newaxis]
+            rows, places = np.nonzero(frame < stack.depth)
+            frames[np.flatnonzero(short)[rows], places] = wholes[rows, frame[rows, places]]
+        return stacks
+
+
+def _stacks(layout: Layout, frame_stack: Mapping[str, int]) -> list[_Stack]:
+    stacks = []
+    for path, axis in frame_stack.items():
+        index = next((i for i, leaf in enumerate(layout.leaves) if leaf.path == path), None)
+        if index is None:
+            known = ", ".join(leaf.path for leaf in layout.leaves)
+            raise ConfigError(f"storage.frame_stack: no array {path!r}; there are {known}")
+        shape = layout.leaves[index].shape
+        if not -len(shape) <= axis < len(shape) or not shape[axis]:
+            raise ConfigError(
+                f"storage.frame_stack.{path}.axis: shape {list(shape)} has no axis {axis}"
+            )
+        stacks.append(_Stack(index, axis % len(shape), shape[axis]))
+    return stacks
+
+
+def _same(mine: Array, other: Array) -> Mask:
+    """Tells which rows are equal byte for byte, so that NaN and -0.0 come back as they were."""
+    mine, other = np.asarray(mine), np.asarray(other)
+    if not mine.size:
+        return np.ones(len(mine), np.bool_)
+    bits = [np.ascontiguousarray(part).reshape(len(part), -1) for part in (mine, other)]
+    if mine.dtype.kind not in "biu":
+        bits = [part.view(np.uint8) for part in bits]
+    same: Mask = (bits[0] == bits[1]).all(axis=1)
+    return same

@@ -1,0 +1,130 @@
+"""The rows of the documented config models, and the places of the documented names."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlightning.buffer import BufferConfig, SamplerConfig, StorageConfig
+from rlightning.utils.config import Config
+
+PLACES = {
+    "rlightning.buffer": "BufferConfig DataBuffer ReplayBuffer RolloutBuffer SamplerConfig StorageConfig",
+    "rlightning.utils.config": "BufferConfig SamplerConfig StorageConfig",
+    "rlightning.buffer.base_buffer": "DataBuffer",
+    "rlightning.buffer.replay_buffer": "ReplayBuffer",
+    "rlightning.buffer.rollout_buffer": "RolloutBuffer",
+    "rlightning.buffer.sampler": "UniformSampler BatchSampler AllDataSampler build_sampler",
+    "rlightning.buffer.utils": "Storage BufferView EpisodeTable",
+    "rlightning.buffer.utils.storage": "Storage BufferView",
+    "rlightning.buffer.utils.container": "DataContainer",
+    "rlightning.buffer.utils.table": "EpisodeTable",
+    "rlightning.buffer.utils.preprocessors": "Preprocessor NonPreprocessor BoxFlattenPreprocessor "
+    "DiscretePreprocessor get_preprocessor_cls",
+    "rlightning.buffer.utils.preprocess": "default_preprocess_fn default_obs_preprocessor",
+    "rlightning.buffer.utils.postprocess": "default_postprocess_fn default_compute_gae",
+    "rlightning.buffer.utils.utils": "default_env_ret_preprocess_fn default_policy_resp_preprocess_fn "
+    "default_preprocess_fn default_postprocess_fn default_compute_gae default_gae_no_loop "
+    "default_obs_preprocessor default_reward_preprocessor",
+}
+
+
+@pytest.mark.parametrize("module", PLACES)
+def test_names_are_where_the_documentation_has_them(module: str) -> None:
+    found = importlib.import_module(module)
+    for name in PLACES[module].split():
+        assert callable(getattr(found, name))
+
+
+def test_the_names_of_the_subpackage_are_listed() -> None:
+    utils = importlib.import_module("rlightning.buffer.utils")
+    assert set(utils.__all__) == {"Storage", "BufferView", "EpisodeTable"}
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        getattr(utils, "Nothing")  # noqa: B009
+
+
+def test_importing_the_package_registers_both_buffers() -> None:
+    from rlightning.utils.registry import BUFFERS
+
+    assert BUFFERS.get("ReplayBuffer").__name__ == "ReplayBuffer"
+    assert BUFFERS.get("RolloutBuffer").__name__ == "RolloutBuffer"
+
+
+@pytest.mark.parametrize("missing", ["type", "capacity"])
+def test_type_and_capacity_are_required(missing: str) -> None:
+    fields: dict[str, Any] = {"type": "ReplayBuffer", "capacity": 10}
+    del fields[missing]
+    with pytest.raises(ValidationError, match=missing):
+        BufferConfig(**fields)
+    with pytest.raises(ValidationError, match="type"):
+        BufferConfig(type="Other", capacity=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("auto_truncate_episode", False),
+        ("node_affinity_env", False),
+        ("node_affinity_train", False),
+    ],
+)
+def test_defaults_of_a_buffer(field: str, value: object) -> None:
+    assert getattr(BufferConfig(type="ReplayBuffer", capacity=-3), field) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampler"), [("ReplayBuffer", "uniform"), ("RolloutBuffer", "all")]
+)
+def test_the_default_sampler_goes_by_type(kind: Any, sampler: str) -> None:
+    config = BufferConfig(type=kind, capacity=1)
+    assert config.sampler is not None
+    assert config.sampler.type == sampler
+    own = BufferConfig(type=kind, capacity=1, sampler=SamplerConfig(type="batch"))
+    assert own.sampler is not None
+    assert own.sampler.type == "batch"
+
+
+def test_a_sampler_needs_its_type() -> None:
+    with pytest.raises(ValidationError, match="type"):
+        SamplerConfig()
+    assert SamplerConfig(type="all").seed is None
+
+
+@pytest.mark.parametrize(
+    ("field", "default", "others"),
+    [
+        ("mode", "circular", ["fixed"]),
+        ("type", "unified", ["sharded"]),
+        ("unit", "transition", ["episode"]),
+        ("device", "cpu", ["cuda"]),
+    ],
+)
+def test_fields_of_a_storage(field: str, default: str, others: list[str]) -> None:
+    assert getattr(StorageConfig(), field) == default
+    for other in others:
+        assert getattr(StorageConfig(**{field: other}), field) == other
+    with pytest.raises(ValidationError, match=field):
+        StorageConfig(**{field: "else"})
+
+
+def test_sharded_storage_is_on_the_cpu() -> None:
+    with pytest.raises(ValidationError, match="cpu"):
+        StorageConfig(type="sharded", device="cuda")
+
+
+def test_storage_configs_are_not_shared() -> None:
+    first, second = (BufferConfig(type="ReplayBuffer", capacity=1) for _ in range(2))
+    assert first.storage is not second.storage
+
+
+def test_constructors_take_more_keys() -> None:
+    config = StorageConfig(num_shards=2, nested={"a": {"b": 1}})  # type: ignore[call-arg]
+    assert config.num_shards == 2  # type: ignore[attr-defined]
+    assert isinstance(config.nested, Config)  # type: ignore[attr-defined]
+    assert config["mode"] == config.get("mode") == "circular"
+    assert config.get("nothing", 3) == 3
+    with pytest.raises(AttributeError):
+        config["nothing"]
