@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from rlightning.buffer.base_buffer import DataBuffer, build_data_buffer
+from rlightning.buffer.base_buffer import DataBuffer
+from rlightning.buffer.builder import build_data_buffer
 from rlightning.buffer.replay_buffer import ReplayBuffer
 from rlightning.buffer.rollout_buffer import RolloutBuffer
+from rlightning.buffer.where import Where
 from rlightning.utils.config import BufferConfig, SamplerConfig, StorageConfig
 
 __all__ = [
@@ -14,5 +16,6 @@ __all__ = [
     "RolloutBuffer",
     "SamplerConfig",
     "StorageConfig",
+    "Where",
     "build_data_buffer",
 ]

@@ -1,8 +1,16 @@
-"""Arguments of a buffer in the forms that they may have."""
+"""What users give to a buffer, in the forms that it may have; and what they are told of it."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+from rlightning.buffer.utils.container import USE_BYTES
+from rlightning.errors import ConfigError
+from rlightning.latency import LatencyStats
+from rlightning.utils.config import BufferConfig
+
+logger = logging.getLogger(__name__)
 
 
 def resolved(data: Any) -> Any:
@@ -27,3 +35,59 @@ def truncation_flags(truncations: Any, count: int) -> list[bool]:
     if len(truncations) != count:
         raise ValueError(f"{len(truncations)} truncations for {count} elements")
     return truncations
+
+
+def check_config(config: BufferConfig, max_bytes: int) -> None:
+    """Checks that a buffer can be as its configuration wants it, in so many bytes.
+
+    Raises:
+        ConfigError: It cannot; the message names the key.
+    """
+    if config.capacity < 1:
+        raise ConfigError(f"buffer.capacity: expected at least 1, got {config.capacity}")
+    if (needed := config.capacity * USE_BYTES) > max_bytes:
+        raise ConfigError(
+            f"buffer.capacity: {config.capacity} transitions need {needed} bytes before one is "
+            f"stored; buffer.max_bytes allows {max_bytes}"
+        )
+    for key, value, supported in (
+        ("storage.type", config.storage.type, "unified"),
+        ("storage.device", config.storage.device, "cpu"),
+        ("node_affinity_env", config.node_affinity_env, False),
+        ("node_affinity_train", config.node_affinity_train, False),
+    ):
+        if value != supported:
+            raise ConfigError(f"buffer.{key}: {value!r} is not supported, only {supported!r} is")
+    sampler = config.sampler.type if config.sampler is not None else ""
+    if config.storage.unit == "episode":
+        if sampler in ("prioritised", "sequence"):
+            raise ConfigError(f"buffer.sampler: '{sampler}' needs storage.unit 'transition'")
+        if config.storage.removal != "fifo":
+            raise ConfigError(
+                f"buffer.storage.removal: '{config.storage.removal}' needs unit 'transition'"
+            )
+    if config.storage.removal == "priority" and sampler != "prioritised":
+        raise ConfigError("buffer.storage.removal: 'priority' needs the sampler 'prioritised'")
+
+
+def storage_options(config: BufferConfig, max_bytes: int) -> dict[str, Any]:
+    """Returns those arguments of a storage that its configuration decides."""
+    storage = config.storage
+    return {
+        "mode": storage.mode,
+        "unit": storage.unit,
+        "device": storage.device,
+        "auto_truncate_episode": config.auto_truncate_episode,
+        "frame_stack": {path: stack.axis for path, stack in storage.frame_stack.items()},
+        "removal": storage.removal,
+        "columns": config.columns,
+        "max_bytes": max_bytes,
+    }
+
+
+def log_durations(who: str, durations: LatencyStats, *, reset: bool) -> None:
+    """Logs durations at level DEBUG, and forgets them with `reset`."""
+    for name, summary in durations.summary().items():
+        logger.debug("%s %s: %s", who, name, summary)
+    if reset:
+        durations.clear()

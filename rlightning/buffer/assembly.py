@@ -45,6 +45,7 @@ _ROW_STATE_BYTES = 4 * 8 + 2
 
 _CUT = Layout.of_scalar("cut", np.bool_)
 _SOURCE = Layout.of_scalar("action_source", np.int8)
+_AGE = Layout.of_scalar("action_age", np.int32)
 _VERSION = Layout.of_scalar("policy_version", np.int64)
 _EPISODE = Layout.of_scalar("episode_id", np.int64)
 _STEP = Layout.of_scalar("step", np.int64)
@@ -347,6 +348,8 @@ class Group:
             columns["action_source"].fill(index, source)
         else:
             columns["action_source"].write(index, _picked([source], pick))
+        if new.action_age is not None:
+            columns["action_age"].fill(index, new.action_age)
         if new.executed is not None or self._own_action != "action":
             self._write_executed(self.schema, new.executed, index, pick)
         self._tail[at] = ~(new.done if pick is None else new.done[pick])
@@ -365,6 +368,8 @@ class Group:
         self._allocate("cut", _CUT)
         self._allocate("next_observation", schema.observation)
         self._allocate("action_source", _SOURCE)
+        if schema.aged:
+            self._allocate("action_age", _AGE)
 
     def _write_final(self, final: Final, at: At, pick: Mask | None) -> None:
         """Replaces the next observation of rows that show the next episode already."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
-import logging
 import time
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlightning.buffer.arguments import resolved, truncation_flags
+from rlightning.buffer.arguments import (
+    check_config,
+    log_durations,
+    resolved,
+    storage_options,
+    truncation_flags,
+)
 from rlightning.buffer.columns import Counters
 from rlightning.buffer.pipeline import Item, Pipeline
-from rlightning.buffer.sampler import Sampler, build_sampler, deal
-from rlightning.buffer.utils.container import USE_BYTES
+from rlightning.buffer.sampler import PrioritisedSampler, Sampler, build_sampler
+from rlightning.buffer.sampling import draw_batches, set_priorities
 from rlightning.buffer.utils.indexing import as_index
 from rlightning.buffer.utils.storage import MEMORY_SHARE, Prepared, Storage, env_id_of
 from rlightning.buffer.utils.table import EpisodeTable
@@ -25,14 +30,12 @@ from rlightning.buffer.utils.utils import (
     default_preprocess_fn,
     default_reward_preprocessor,
 )
-from rlightning.errors import ConfigError, ReplayError
+from rlightning.buffer.where import Where
+from rlightning.errors import ReplayError
 from rlightning.latency import LatencyStats
 from rlightning.types import BatchedData, EnvMeta
 from rlightning.utils.config import BufferConfig
 from rlightning.utils.memory import memory_limit
-from rlightning.utils.registry import BUFFERS
-
-logger = logging.getLogger(__name__)
 
 
 class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
@@ -89,7 +92,7 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         Pipeline(*self._functions.values())  # says which functions exclude each other
         self._functions["postprocess_fn"] = postprocess_fn
         self.max_bytes = self.config.max_bytes or memory_limit() // MEMORY_SHARE
-        _check_config(self.config, self.max_bytes)
+        check_config(self.config, self.max_bytes)
         self.storages: dict[int, Storage] = {}
         self.table: EpisodeTable | None = None
         self.sampler: Sampler | None = None
@@ -111,11 +114,13 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         """
         self._init_sampler()
         self.storages = {0: self._make_storage(env_meta_list)}
+        if isinstance(self.sampler, PrioritisedSampler):
+            self.storages[0].container.watcher = self.sampler
         self.init_storage_table(env_ids)
 
     def _init_sampler(self) -> None:
         assert self.config.sampler is not None  # the config's validator sets one
-        self.sampler = build_sampler(self.config.sampler)
+        self.sampler = build_sampler(self.config.sampler, self.config.capacity)
 
     def _make_storage(self, env_meta_list: Sequence[EnvMeta | Mapping[str, Any]] | None) -> Storage:
         return Storage(self.config.capacity, **self._storage_options(env_meta_list))
@@ -124,15 +129,8 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         self, env_meta_list: Sequence[EnvMeta | Mapping[str, Any]] | None
     ) -> dict[str, Any]:
         """Returns the arguments of a storage beside its capacity."""
-        return {
-            **self._functions,
-            "mode": self.config.storage.mode,
-            "unit": self.config.storage.unit,
-            "device": self.config.storage.device,
-            "env_meta_list": env_meta_list,
-            "auto_truncate_episode": self.config.auto_truncate_episode,
-            "max_bytes": self.max_bytes,
-        }
+        options = storage_options(self.config, self.max_bytes)
+        return {**self._functions, **options, "env_meta_list": env_meta_list}
 
     def init_storage_table(
         self, env_ids: Sequence[str] | None = None, train_worker_num: int = 1
@@ -198,10 +196,7 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         Args:
             reset: Forget the durations afterwards.
         """
-        for name, summary in self.timing_raw.summary().items():
-            logger.debug("buffer %s: %s", name, summary)
-        if reset:
-            self.timing_raw.clear()
+        log_durations("buffer", self.timing_raw, reset=reset)
         for storage in self.storages.values():
             storage.print_timing_summary(reset)
 
@@ -340,6 +335,26 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         for index, env_ids in by_storage.items():
             self._get_storage(index).truncate_episodes(env_ids)
 
+    def discard_episode(self, item: Any) -> int:
+        """Removes an episode of an env: the open one, or the last that was stored if none is open.
+
+        Each episode is removed once: another call without new data removes nothing. Of an env with
+        several rows, those of all rows are removed.
+
+        Args:
+            item: Id of the env, or an object with an `env_id`.
+
+        Returns:
+            How many transitions were removed; those that were overwritten do not count.
+
+        Raises:
+            TypeError: Neither.
+            KeyError: No data of this env ever came.
+            ReplayError: The env makes rollouts.
+        """
+        env_id = env_id_of(item)
+        return self._storage_of(env_id).discard_episode(env_id)
+
     def _index_of(self, env_id: str) -> int:
         return 0 if self.table is None else self.table.get_storage_idx_for_env(env_id)
 
@@ -412,6 +427,8 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         batch_size: int | None = None,
         shuffle: bool | None = True,
         drop_last: bool | None = True,
+        *,
+        where: Where | None = None,
     ) -> list[Any]:
         """Draws a batch.
 
@@ -421,24 +438,49 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             shuffle: Whether the order may be any.
             drop_last: With several train workers, drop what does not divide by their number, rather
                 than give some of it twice.
+            where: What a transition must be to be drawn; all of a sequence must be so.
 
         Returns:
             The part of each train worker, by rank: columns by name, copied. Leaves are [B, ...];
-            those of episodes of one length [B, T, ...], and of several a list of B dicts.
+            those of sequences and of episodes of one length [B, T, ...], and of episodes of several
+            a list of B dicts. Of a prioritised sampler also `sample_index` and `sample_generation`,
+            for `update_priorities`, and `sample_weight`, the factor of the loss.
 
         Raises:
             BufferEmptyError: Nothing is stored.
             ValueError: The sampler cannot give such a batch.
         """
         begun = time.perf_counter()
-        storage = self._get_storage()
-        indices = self._get_sampler().sample(len(storage), batch_size, shuffle=bool(shuffle))
-        assert self.table is not None  # made with the storage
-        workers = len(self.table.get_train_workers(0))
-        parts = deal(indices, workers, drop_last=bool(drop_last))
-        batches = [storage.read(part) for part in parts]
+        assert self.table is not None or not self.storages  # it is made with the storage
+        batches = draw_batches(
+            self._get_storage(),
+            self._get_sampler(),
+            batch_size,
+            workers=len(self.table.get_train_workers(0)) if self.table else 1,
+            shuffle=bool(shuffle),
+            drop_last=bool(drop_last),
+            where=where,
+        )
         self.timing_raw.record("sample", time.perf_counter() - begun)
         return batches
+
+    def update_priorities(self, indices: Any, priorities: Any, generations: Any = None) -> int:
+        """Sets priorities of transitions; returns of how many.
+
+        Args:
+            indices: Which, as sampled; of repeated ones the last priority counts.
+            priorities: Finite and not negative, one for each.
+            generations: As sampled with them: rows whose place another has taken since are left
+                alone. None: whatever is there.
+
+        Raises:
+            ReplayError: The sampler has no priorities.
+            IndexError: Nothing is stored at an index.
+            InvalidRowError: The arguments differ in length, or a priority is not allowed; nothing
+                was changed.
+        """
+        container = self._get_storage().container
+        return set_priorities(container, self._get_sampler(), indices, priorities, generations)
 
     def _get_sampler(self) -> Sampler:
         if self.sampler is None:
@@ -452,32 +494,3 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             return self.storages[index]
         except KeyError:
             raise IndexError(f"storage {index} of {len(self.storages)}") from None
-
-
-def build_data_buffer(config: BufferConfig, **functions: Any) -> DataBuffer:
-    """Makes the buffer that a config names; `init` readies it.
-
-    Args:
-        config: Its section of the configuration.
-        **functions: Preprocessors and preprocess functions, as of `DataBuffer`.
-    """
-    buffer: DataBuffer = BUFFERS.get(config.type)(config, **functions)
-    return buffer
-
-
-def _check_config(config: BufferConfig, max_bytes: int) -> None:
-    if config.capacity < 1:
-        raise ConfigError(f"buffer.capacity: expected at least 1, got {config.capacity}")
-    if (needed := config.capacity * USE_BYTES) > max_bytes:
-        raise ConfigError(
-            f"buffer.capacity: {config.capacity} transitions need {needed} bytes before one is "
-            f"stored; buffer.max_bytes allows {max_bytes}"
-        )
-    for key, value, supported in (
-        ("storage.type", config.storage.type, "unified"),
-        ("storage.device", config.storage.device, "cpu"),
-        ("node_affinity_env", config.node_affinity_env, False),
-        ("node_affinity_train", config.node_affinity_train, False),
-    ):
-        if value != supported:
-            raise ConfigError(f"buffer.{key}: {value!r} is not supported, only {supported!r} is")

@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlightning.buffer.base_buffer import DataBuffer, build_data_buffer
+from rlightning.buffer.base_buffer import DataBuffer
+from rlightning.buffer.builder import build_data_buffer
+from rlightning.buffer.parts import joined
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.buffer.rollouts import Rollout
 from rlightning.buffer.sampler import AllDataSampler
 from rlightning.buffer.utils.layout import iter_arrays
 from rlightning.errors import (
+    BufferEmptyError,
     DeadlineExceededError,
     ResourceExhaustedError,
     StorageFullError,
@@ -236,23 +239,38 @@ class BufferTable:
             needed = self.transit_bytes(count)
             if needed > self.transit.max_bytes:
                 raise ResourceExhaustedError(
-                    f"batch_size: {count} transitions of {buffer.row_bytes} bytes need {needed} "
-                    f"bytes to be sent; half of buffer.max_bytes allows {self.transit.max_bytes}",
+                    f"batch_size: {self._most_transitions(count)} transitions of "
+                    f"{buffer.row_bytes} bytes need {needed} bytes to be sent; "
+                    f"half of buffer.max_bytes allows {self.transit.max_bytes}",
                     reason="BATCH_TOO_LARGE",
                 )
             if not self.transit.take(needed):
                 return None
-            (columns,) = buffer.sample(batch_size)
+            try:
+                (batch,) = buffer.sample(batch_size)
+            except BufferEmptyError:  # nothing is long enough for a sequence yet
+                self.transit.give_back(needed)
+                return None
+            columns, metadata = joined(batch)
             leaves = list(iter_arrays(columns))
             nbytes = sum(leaf.nbytes for leaf in leaves)
-            taken = Taken(len(leaves[0]), {}, None, columns, nbytes)
+            taken = Taken(columns["reward"].size, metadata, None, columns, nbytes)
             weakref.finalize(taken, self._sent, needed).atexit = False
         self.sampled_total += taken.transitions
         return taken
 
     def transit_bytes(self, count: int) -> int:
-        """Returns the memory for so many transitions on their way: as columns, and encoded."""
-        return 2 * count * self.buffer.row_bytes
+        """Returns the memory for so many units on their way: as columns, and encoded."""
+        return 2 * self._most_transitions(count) * self.buffer.row_bytes
+
+    def _most_transitions(self, count: int) -> int:
+        """Returns how many transitions a sample of so many units has at most."""
+        buffer = self.buffer
+        longest = buffer.sampler.length if buffer.sampler is not None else 1
+        if buffer.config.storage.unit == "episode":
+            registries = (s.container.episode_registry for s in buffer.storages.values())
+            longest = max(int(registry.lengths.max(initial=0)) for registry in registries)
+        return count * longest
 
     def _sent(self, nbytes: int) -> None:
         self.transit.give_back(nbytes)

@@ -29,14 +29,20 @@ RESERVED = frozenset(
         "policy_version",
         "episode_id",
         "step",
+        "action_age",
+        "sample_index",
+        "sample_generation",
+        "sample_weight",
     }
 )
-"""Columns that the buffer itself writes; no policy output or extra field may be called so."""
+"""Columns that the buffer itself adds; no policy output or extra field may be called so."""
 
 
 # Sizes of a transition's own columns: reward and two flags for each agent; and all others.
 _REWARD_BYTES = 4 + 1 + 1
 _OWN_BYTES = 8 + 8 + 8 + 1 + 1  # episode_id, step, policy_version, action_source, cut
+
+_AGE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Schema:
         executed: Layout of `executed_action`; None until one came.
         plain: An EnvRet came without `executed_action` where it could have had one.
         scalar: An EnvRet came with numbers for reward where it could have had a dict by agent.
+        aged: Whether the age of actions is stored.
     """
 
     rows: int
@@ -64,6 +71,7 @@ class Schema:
     executed: Layout | None = None
     plain: bool = False
     scalar: bool = False
+    aged: bool = False
 
     def lead(self, count: int) -> tuple[int, ...]:
         """Returns the leading axes of the arrays of `count` rows."""
@@ -84,7 +92,8 @@ class Schema:
             parts.append(self.executed)
         observations = 2 * self.observation.nbytes  # that of the step, and the next one
         rewards = _REWARD_BYTES * (1 if self.agents is None else len(self.agents))
-        return observations + rewards + _OWN_BYTES + sum(layout.nbytes for layout in parts)
+        own = _OWN_BYTES + (_AGE_BYTES if self.aged else 0)
+        return observations + rewards + own + sum(layout.nbytes for layout in parts)
 
     def difference(self, other: Schema) -> str | None:
         """Says what keeps rows of `other` from being stored beside these; None if nothing."""
@@ -119,6 +128,8 @@ class Step:
         policy_version: Version of the weights that answered.
         new_segment: Nothing before this item is joined to it.
         cut_rows: Rows whose open episode is cut after this item.
+        action_age: How many steps before it the executed action was asked for; None where that is
+            not stored.
     """
 
     env_ret: EnvRet | None = None
@@ -132,6 +143,7 @@ class Step:
     policy_version: int = NO_VERSION
     new_segment: bool = False
     cut_rows: Sequence[int] = ()
+    action_age: int | None = None
 
 
 class Final(NamedTuple):
@@ -166,6 +178,7 @@ class Observed:
     action_source: Array | int
     episode_id: Array | None
     step: Array | None
+    action_age: int | None
 
 
 @dataclass(slots=True)
@@ -234,7 +247,7 @@ def _first_schema(step: Step, env_ret: EnvRet, rows: int | None, declared: Layou
         rows = len(env_ret.row_ids()) if batched else 1
     if rows != 1 and not batched:
         raise InvalidRowError(f"observation: expected a leading axis of {rows} rows")
-    schema = Schema(rows, batched, layout, {})
+    schema = Schema(rows, batched, layout, {}, aged=step.action_age is not None)
     return replace(schema, extras=_layouts(step.extras, schema, {}))
 
 
@@ -315,6 +328,7 @@ def _check_env_ret(step: Step, env_ret: EnvRet, schema: Schema) -> tuple[Schema,
         action_source=_sources(env_ret.action_source, count),
         episode_id=_counters(env_ret.episode_id, "episode_id", count),
         step=_counters(env_ret.step, "step", count),
+        action_age=step.action_age,
     )
 
 

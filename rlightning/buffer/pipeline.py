@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from rlightning.buffer.checks import NO_VERSION, RESERVED, Step, is_batched
 from rlightning.buffer.utils.preprocessors import Preprocessor
@@ -47,6 +49,7 @@ class Pipeline:
         env_ret_fn: In place of `default_env_ret_preprocess_fn`.
         policy_resp_fn: In place of `default_policy_resp_preprocess_fn`.
         preprocess_fn: In place of `default_preprocess_fn`.
+        columns: Which of `ts_observed_ns` and `action_age` are stored too.
 
     Attributes:
         from_space: Whether observations are stored as the env's space declares them.
@@ -62,12 +65,14 @@ class Pipeline:
         env_ret_fn: Callable[..., dict[str, Any]] | None,
         policy_resp_fn: Callable[..., dict[str, Any]] | None,
         preprocess_fn: Callable[..., dict[str, Any]] | None,
+        columns: Collection[str] = (),
     ) -> None:
         self._observe = observe or default_obs_preprocessor
         self._score = score or default_reward_preprocessor
         self._env_ret_fn = env_ret_fn or default_env_ret_preprocess_fn
         self._policy_resp_fn = policy_resp_fn or default_policy_resp_preprocess_fn
         self._preprocess_fn = preprocess_fn or default_preprocess_fn
+        self._columns = columns
         own_observe = self._observe is not default_obs_preprocessor
         own_preprocessor = own_observe or self._score is not default_reward_preprocessor
         own_env_fn = self._env_ret_fn is not default_env_ret_preprocess_fn
@@ -119,9 +124,20 @@ class Pipeline:
                 step.extras, data = data, {}
             elif env_ret._extra:
                 step.extras = {name: data.pop(name) for name in env_ret._extra if name in data}
+            if "ts_observed_ns" in self._columns:
+                step.extras = {**step.extras, "ts_observed_ns": _observed_ns(env_ret, meta)}
+            if "action_age" in self._columns:
+                step.action_age = env_ret.chunk_index
         if response is not None:
             step.outputs = data
         return step
+
+
+def _observed_ns(env_ret: EnvRet, meta: EnvMeta) -> Any:
+    stamp = np.int64(env_ret.ts_observed_ns)
+    if is_batched(env_ret, meta.num_envs):
+        return np.full(len(env_ret.row_ids()), stamp)
+    return stamp
 
 
 def _for_rows(preprocessor: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from typing_extensions import Self
 
 from rlightning.buffer.insert_client import SERVICE, InsertClient
+from rlightning.buffer.parts import split
 from rlightning.buffer.sample_client import SampleClient
 from rlightning.errors import CodecError, RemoteError, ResourceExhaustedError
 from rlightning.rpc.channel import connect, unary, unary_stream
@@ -163,6 +166,46 @@ class BufferClient:
         )
         return response.cleared
 
+    async def update_priorities(
+        self,
+        indices: npt.ArrayLike,
+        priorities: npt.ArrayLike,
+        generations: npt.ArrayLike = (),
+        table: str = "",
+        *,
+        timeout_s: float = _CALL_TIMEOUT_S,
+    ) -> int:
+        """Sets priorities of transitions; returns of how many.
+
+        Args:
+            indices: Which: the column `sample_index` of a batch, int [n].
+            priorities: Finite and not negative, float [n].
+            generations: The column `sample_generation`: rows whose place another has taken since
+                are left alone. Empty: whatever is there.
+            table: Which table; empty means `default`.
+            timeout_s: How long to wait, in seconds.
+
+        Raises:
+            NotFoundError: There is no such table.
+            InvalidRequestError: Nothing is stored at an index, a priority is not allowed, or the
+                arguments differ in length; nothing was changed.
+            PreconditionError: The table has no priorities.
+            UnavailableError: The server could not be reached.
+        """
+        response = await unary(
+            self._channel,
+            f"/{SERVICE}/UpdatePriorities",
+            pb.UpdatePrioritiesRequest(
+                table=table,
+                indices=np.asarray(indices, np.int64).tolist(),
+                generations=np.asarray(generations, np.int64).tolist(),
+                priorities=np.asarray(priorities, np.float64).tolist(),
+            ),
+            pb.UpdatePrioritiesResponse,
+            timeout=timeout_s,
+        )
+        return response.updated
+
     async def truncate(
         self, env_ids: Sequence[str], table: str = "", *, timeout_s: float = _CALL_TIMEOUT_S
     ) -> int:
@@ -187,8 +230,10 @@ class BufferClient:
         table: str = "",
         *,
         timeout_s: float = _CALL_TIMEOUT_S,
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Returns stored transitions: columns by name, leaves [n, ...], read-only.
+
+        Of a table of episodes [n, T, ...], or a list of n dicts where they differ in length.
 
         Args:
             indices: Which; negative ones count from the end. None: all.
@@ -218,7 +263,9 @@ class BufferClient:
                     raise RemoteError(f"sent bad parts: {error}", peer=self.address) from error
         if whole is None:
             raise RemoteError("the answer ended early", peer=self.address)
-        return decode_batch(whole, Limits(max_bytes=self._max_batch_bytes)).columns
+        batch = decode_batch(whole, Limits(max_bytes=self._max_batch_bytes))
+        lengths = batch.metadata.get("lengths")
+        return batch.columns if lengths is None else split(batch.columns, lengths)
 
     def _check_size(self, total_bytes: int) -> None:
         if total_bytes > self._max_batch_bytes:

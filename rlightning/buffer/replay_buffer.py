@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlightning.buffer.base_buffer import DataBuffer
+from rlightning.buffer.where import Where
 from rlightning.utils.registry import BUFFERS
 
 
@@ -17,6 +18,8 @@ class ReplayBuffer(DataBuffer):
         batch_size: int | None = None,
         shuffle: bool | None = True,
         drop_last: bool | None = True,
+        *,
+        where: Where | None = None,
     ) -> list[Any]:
         """Draws a batch as `DataBuffer.sample` does; the data stays.
 
@@ -26,4 +29,4 @@ class ReplayBuffer(DataBuffer):
         """
         if batch_size is not None and batch_size > self.size() > 0:
             raise ValueError(f"a batch of {batch_size} from {self.size()} stored transitions")
-        return super().sample(batch_size, shuffle, drop_last)
+        return super().sample(batch_size, shuffle, drop_last, where=where)

@@ -10,6 +10,7 @@ from rlightning.buffer.base_buffer import DataBuffer
 from rlightning.buffer.rollout_storage import RolloutStorage
 from rlightning.buffer.rollouts import RolloutCollector
 from rlightning.buffer.sampler import AllDataSampler
+from rlightning.buffer.where import Where
 from rlightning.errors import ReplayError
 from rlightning.types import EnvMeta
 from rlightning.utils.registry import BUFFERS
@@ -46,6 +47,8 @@ class RolloutBuffer(DataBuffer):
         batch_size: int | None = None,
         shuffle: bool | None = True,
         drop_last: bool | None = True,
+        *,
+        where: Where | None = None,
     ) -> list[Any]:
         """Draws a batch as `DataBuffer.sample` does, and drops everything that is stored.
 
@@ -64,6 +67,6 @@ class RolloutBuffer(DataBuffer):
                 logger.warning(
                     "%d of %d stored transitions are dropped unseen", size - batch_size, size
                 )
-        batches = super().sample(batch_size, shuffle, drop_last)
+        batches = super().sample(batch_size, shuffle, drop_last, where=where)
         self.clear()
         return batches

@@ -8,9 +8,19 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.parts import joined
 from rlightning.buffer.remote_buffer import SERVICE
-from rlightning.errors import InvalidRequestError, NotFoundError, ResourceExhaustedError
+from rlightning.errors import (
+    InvalidRequestError,
+    InvalidRowError,
+    NotFoundError,
+    PreconditionError,
+    ReplayError,
+    ResourceExhaustedError,
+)
 from rlightning.latency import LatencyStats
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
@@ -41,6 +51,7 @@ class BufferService:
         "Sample": "learner",
         "Get": "learner",
         "Truncate": "actor",
+        "UpdatePriorities": "learner",
         "Clear": "learner",
         "Describe": "learner",
     }
@@ -66,6 +77,7 @@ class BufferService:
             "Sample": SessionMethod(self._learners, self._sample),
             "Get": unary_stream(pb.GetRequest, self._get),
             "Truncate": unary_unary(pb.TruncateRequest, self._truncate),
+            "UpdatePriorities": unary_unary(pb.UpdatePrioritiesRequest, self._update_priorities),
             "Clear": unary_unary(pb.ClearRequest, self._clear),
             "Describe": unary_unary(pb.BufferServiceDescribeRequest, self._describe),
         }
@@ -103,8 +115,8 @@ class BufferService:
                 reason="BATCH_TOO_LARGE",
             )
         try:
-            columns = buffer.get_all() if request.all else buffer.get(list(request.indices))
-            data = await asyncio.to_thread(encode_batch, Batch(0, columns, {}))
+            found = buffer.get_all() if request.all else buffer.get(list(request.indices))
+            data = await asyncio.to_thread(encode_batch, Batch(0, *joined(found)))
             for response in get_responses(data):
                 yield response
         except IndexError as error:
@@ -119,6 +131,24 @@ class BufferService:
             raise NotFoundError(f"env_ids: no data of {', '.join(unknown)} ever came")
         truncated = sum(table.buffer.truncate_group(env_id) for env_id in request.env_ids)
         return pb.TruncateResponse(truncated=truncated)
+
+    async def _update_priorities(
+        self, request: pb.UpdatePrioritiesRequest, context: Context
+    ) -> pb.UpdatePrioritiesResponse:
+        buffer = self._table(request.table).buffer
+        indices = np.array(request.indices, np.intp)
+        generations = np.array(request.generations, np.int64) if request.generations else None
+        try:
+            updated = buffer.update_priorities(
+                indices, np.array(request.priorities, np.float64), generations
+            )
+        except IndexError as error:
+            raise InvalidRequestError(f"indices: {error}") from error
+        except InvalidRowError as error:
+            raise InvalidRequestError(str(error)) from error
+        except ReplayError as error:
+            raise PreconditionError(str(error)) from error
+        return pb.UpdatePrioritiesResponse(updated=updated)
 
     async def _clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearResponse:
         return pb.ClearResponse(cleared=self._table(request.table).clear())

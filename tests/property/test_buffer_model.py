@@ -47,8 +47,9 @@ class BufferModel(RuleBasedStateMachine):
     )
     def make(self, capacity: int, unit: Any, auto: bool, stacks: bool) -> None:
         self.capacity, self.unit, self.auto = capacity, unit, auto
-        storage = StorageConfig(unit=unit)
-        self.stacks = stacks
+        storage = StorageConfig(
+            unit=unit, frame_stack={"observation": {"axis": 0}} if stacks else {}
+        )
         config = BufferConfig(
             type="ReplayBuffer",
             capacity=capacity,

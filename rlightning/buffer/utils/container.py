@@ -26,12 +26,11 @@ from rlightning.buffer.utils.layout import (
     map_arrays,
 )
 from rlightning.buffer.utils.observations import Observations, Segment
-from rlightning.buffer.utils.watcher import Watcher
-from rlightning.errors import ConfigError, InvalidRowError, StorageFullError
+from rlightning.buffer.utils.watcher import Slots, Watcher
+from rlightning.errors import ConfigError, InvalidRowError, ReplayError, StorageFullError
 
 logger = logging.getLogger(__name__)
 
-Slots = npt.NDArray[np.intp]
 Mode = Literal["circular", "fixed"]
 Unit = Literal["transition", "episode"]
 Removal = Literal["fifo", "lifo", "priority"]
@@ -67,6 +66,7 @@ class DataContainer:
         generation: Which transition since the start each slot held last, int64 [capacity]; empty
             before the first push.
         pushed_total: Transitions pushed since the start.
+        changes: How often something was written or removed.
         episode_registry: Where the episodes are, with unit `episode`.
         watcher: Who is told of new and released slots; None for nobody.
 
@@ -91,6 +91,7 @@ class DataContainer:
         self.unit = unit
         self.pointer = 0
         self.pushed_total = 0
+        self.changes = 0
         self.data_use_counter = np.full(capacity, -1, np.int32)
         self.generation = np.zeros(0, np.int64)  # allocated with the columns
         self.episode_registry = EpisodeRegistry()
@@ -197,9 +198,8 @@ class DataContainer:
         columns = with_policy_action(columns, self._layouts)
         lengths = np.array([count]) if lengths is None else lengths[lengths > 0]
         ends = ends_of(columns, lengths)
-        first = self.pushed_total
+        first, written = self.pushed_total, [_NO_SLOTS]
         self.pushed_total += count
-        written = [_NO_SLOTS]
         for slots, segments in self._places(count, lengths):
             rows = slice(segments[0].rows.start, segments[-1].rows.stop)
             self._write(slots, segments, columns, ends)
@@ -242,9 +242,12 @@ class DataContainer:
         yield slots, segments
 
     def _victims(self, count: int) -> Slots:
-        if self._removal == "priority" and self.watcher is not None:
-            return self.watcher.lowest(count)
-        return np.arange(self._used - count, self._used)
+        if self._removal == "lifo":
+            rest = self._used - count
+            return np.sort(np.argpartition(self.generation[: self._used], rest - 1)[rest:])
+        if self.watcher is None:
+            raise ReplayError("removal by priority needs a prioritised sampler")
+        return self.watcher.lowest(count)
 
     def _episode_places(self, count: int, lengths: Slots) -> Iterator[tuple[Slots, list[Segment]]]:
         if count > self.capacity:
@@ -282,6 +285,7 @@ class DataContainer:
             return
         if self._observations is not None:
             self._observations.forget(slots, self.data_use_counter >= 0)
+        self.changes += 1
         self.data_use_counter[slots] = -1
         self._follows[slots] = False
         self._follows[slots - 1] = False
@@ -308,6 +312,7 @@ class DataContainer:
             observation, following = ([leaf[rows] for leaf in leaves] for leaves in pair)
             apart = ends[rows] if self.unit == "episode" else np.zeros(len(slots), np.bool_)
             self._observations.write(slots, moved, observation, following, apart)
+        self.changes += 1
         self.data_use_counter[slots] = 0
         follows = ~ends[rows]
         follows[:-1] &= (slots[:-1] + 1) % self.capacity == slots[1:]
@@ -390,6 +395,11 @@ class DataContainer:
             self._valid = np.flatnonzero(self.data_use_counter[: self._used] >= 0)
         return self._valid[positions]
 
+    def generation_of(self, positions: Slots) -> npt.NDArray[np.int64]:
+        """Returns which transitions since the start are at positions, int64."""
+        numbers: npt.NDArray[np.int64] = self.generation[self.slots_of(positions)]
+        return numbers
+
     def positions_of(self, slots: Slots) -> Slots:
         """Returns the positions of stored transitions by slot."""
         if not self._holes:
@@ -401,19 +411,15 @@ class DataContainer:
     def read_slots(self, slots: Slots) -> dict[str, Any]:
         """Returns copies of the rows in slots; leaves are [*slots.shape, ...]."""
         np.add.at(self.data_use_counter, slots, np.int32(1))
-        pair = {}
-        if self._observations is not None:
-            leaves = self._observations.read(slots.reshape(-1))
-            for name, part in zip(("observation", "next_observation"), leaves, strict=True):
-                pair[name] = [leaf.reshape(slots.shape + leaf.shape[1:]) for leaf in part]
-        return {
-            name: layout.unflatten(
-                pair[name]
-                if name in pair
-                else [array.take(slots, axis=0) for array in self._arrays[name]]
-            )
-            for name, layout in self._layouts.items()
+        arrays = {
+            name: [array.take(slots, axis=0) for array in mine]
+            for name, mine in self._arrays.items()
         }
+        if self._observations is not None:
+            pair = self._observations.read(slots.reshape(-1))
+            for name, part in zip(("observation", "next_observation"), pair, strict=True):
+                arrays[name] = [leaf.reshape(slots.shape + leaf.shape[1:]) for leaf in part]
+        return {name: layout.unflatten(arrays[name]) for name, layout in self._layouts.items()}
 
     def column(self, name: str) -> Array:
         """Returns one column of a single leaf, by position among the stored transitions, [n].
@@ -444,9 +450,6 @@ class DataContainer:
         slots: Slots = self.slots_of(positions)[:, np.newaxis] + np.arange(length)
         return slots % self.capacity
 
-    def __getitem__(self, index: Index) -> Any:
-        return self.read(index)
-
     def get_data(self) -> dict[str, Any]:
         """Returns all transitions, in the order of their slots; {} before the first push."""
         if self.unit == "episode":
@@ -472,20 +475,18 @@ class DataContainer:
         if self.unit == "transition" and len(slots):
             self._holes += len(slots)
             self._valid = None
-            self._rewind()
+            if self._used < self.capacity or self.mode == "fixed":
+                # Nothing came after those at the end, so that their slots can be written next.
+                alive = np.flatnonzero(self.data_use_counter[: self._used] >= 0)
+                used = int(alive[-1]) + 1 if len(alive) else 0
+                self._holes -= self._used - used
+                self._used = self.pointer = used
         return len(slots)
-
-    def _rewind(self) -> None:
-        """Writes discarded transitions anew where nothing came after them."""
-        if self._used < self.capacity or self.mode == "fixed":
-            alive = np.flatnonzero(self.data_use_counter[: self._used] >= 0)
-            used = int(alive[-1]) + 1 if len(alive) else 0
-            self._holes -= self._used - used
-            self._used = self.pointer = used
 
     def clear(self) -> None:
         """Drops all transitions; the memory stays allocated."""
         self._used = self.pointer = self._holes = 0
+        self.changes += 1
         self._valid = None
         self.episode_registry.clear()
         self.data_use_counter.fill(-1)

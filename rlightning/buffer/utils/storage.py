@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rlightning.buffer.arguments import log_durations
 from rlightning.buffer.assembly import Group
 from rlightning.buffer.checks import CheckedStep, Schema
 from rlightning.buffer.columns import Counters
@@ -27,8 +27,6 @@ from rlightning.errors import InvalidRowError, ReplayError, StorageFullError
 from rlightning.latency import LatencyStats
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.memory import memory_limit
-
-logger = logging.getLogger(__name__)
 
 # Without `buffer.max_bytes` a buffer takes this part of the memory: what is on its way takes up to
 # as much again, and others need some too.
@@ -63,6 +61,7 @@ class Storage:
         auto_truncate_episode: Whether an episode is stored once the env has ended it.
         frame_stack: The axis of frames by path of the array, as of `Observations`.
         removal: What `circular` overwrites, as of `DataContainer`.
+        columns: Which of `ts_observed_ns` and `action_age` are stored too.
         max_bytes: Memory that all transitions may take, in bytes; None: a third of the machine's.
 
     Attributes:
@@ -93,6 +92,7 @@ class Storage:
         *,
         frame_stack: Mapping[str, int] | None = None,
         removal: Removal = "fifo",
+        columns: Collection[str] = (),
         max_bytes: int | None = None,
     ) -> None:
         self.container = DataContainer(
@@ -104,6 +104,7 @@ class Storage:
             env_ret_preprocess_fn,
             policy_resp_preprocess_fn,
             preprocess_fn,
+            columns,
         )
         own = postprocess_fn not in (None, default_postprocess_fn)
         self._postprocess_fn = postprocess_fn if own else None
@@ -168,10 +169,7 @@ class Storage:
         Args:
             reset: Forget the durations afterwards.
         """
-        for name, summary in self.timing_raw.summary().items():
-            logger.debug("storage %s: %s", name, summary)
-        if reset:
-            self.timing_raw.clear()
+        log_durations("storage", self.timing_raw, reset=reset)
 
     @property
     def env_ids(self) -> tuple[str, ...]:

@@ -40,12 +40,37 @@ class SamplerConfig(Config):
     """How a buffer chooses what to sample.
 
     Attributes:
-        type: `all` in order, `batch` at random without replacement, `uniform` with replacement.
+        type: `all` in order, `batch` at random without replacement, `uniform` with replacement,
+            `prioritised` by priority, `sequence` consecutive transitions of one episode.
         seed: Seed of the choice; None draws one.
+        alpha: Of `prioritised`: the power of priorities that chances are proportional to; 0 is
+            uniform.
+        beta: Of `prioritised`: how far `sample_weight` makes up for the chances; 1 is wholly.
+        length: Of `sequence`: the number of transitions.
     """
 
-    type: Literal["all", "batch", "uniform"]
+    type: Literal["all", "batch", "uniform", "prioritised", "sequence"]
     seed: int | None = None
+    alpha: float = Field(default=0.6, ge=0)
+    beta: float = Field(default=0.4, ge=0)
+    length: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def check_length(self) -> Self:
+        """Wants the length of sequences."""
+        if (self.length is None) == (self.type == "sequence"):
+            raise ValueError(f"the sampler '{self.type}' and length {self.length} do not fit")
+        return self
+
+
+class FrameStackConfig(Config):
+    """An array of the observation that is a stack of frames.
+
+    Attributes:
+        axis: Its axis of frames, the oldest first.
+    """
+
+    axis: int = 0
 
 
 class StorageConfig(Config):
@@ -56,12 +81,18 @@ class StorageConfig(Config):
         type: `unified` is one storage, `sharded` several.
         unit: What capacity and sampling count.
         device: Device of the columns; sharded storage is on the CPU.
+        frame_stack: Arrays that are stacks of frames, by path: `observation`, or
+            `observation.camera` in a dict. Each frame is stored once.
+        removal: What a full `circular` storage overwrites: the oldest transitions (`fifo`), the
+            newest (`lifo`), or those of the lowest priority (`priority`).
     """
 
     mode: Literal["circular", "fixed"] = "circular"
     type: Literal["unified", "sharded"] = "unified"
     unit: Literal["transition", "episode"] = "transition"
     device: Literal["cpu", "cuda"] = "cpu"
+    frame_stack: dict[str, FrameStackConfig] = Field(default_factory=dict)
+    removal: Literal["fifo", "lifo", "priority"] = "fifo"
 
     @model_validator(mode="after")
     def check_device(self) -> Self:
@@ -87,6 +118,9 @@ class BufferConfig(Config):
         max_rollouts: Rollouts that are kept, those under collection and at the learner included;
             inserts wait when there are more. No row is older than so many versions when it is
             learned from, if `rollout_length` is 3 or more.
+        columns: More columns: `ts_observed_ns`, when the sensors of the observation were read, Unix
+            time in nanoseconds, int64; `action_age`, how many steps before it the executed action
+            was asked for, int32.
         max_bytes: What the transitions of all envs may take in memory, in bytes, the storage
             included; half as much again is for messages and batches on their way. None: a third of
             the memory of the machine, or of its container.
@@ -103,6 +137,7 @@ class BufferConfig(Config):
     node_affinity_train: bool = False
     rollout_length: int = Field(default=32, ge=1)
     max_rollouts: int = Field(default=2, ge=1)
+    columns: list[Literal["ts_observed_ns", "action_age"]] = Field(default_factory=list)
     max_bytes: int | None = Field(default=None, ge=1)
     producer_timeout_s: float = Field(default=60.0, gt=0)
 

@@ -14,6 +14,8 @@ import pytest
 from rlightning.errors import (
     DeadlineExceededError,
     InvalidRequestError,
+    NotFoundError,
+    PreconditionError,
     ResourceExhaustedError,
     UnavailableError,
 )
@@ -28,6 +30,7 @@ from tests.integration.buffer.harness import (
     FORGETFUL,
     act,
     acting,
+    asking,
     buffer_server,
     check_rollout,
     inserting,
@@ -327,3 +330,76 @@ async def test_only_one_batch_is_fetched_ahead() -> None:
         await learner.next_batch(5)
         rollouts = buffers.table.buffer.rollouts
         await assert_eventually(lambda: (rollouts.held, buffers.table.sampled_total) == (6, 8))
+
+
+async def test_priorities_are_set_over_the_wire() -> None:
+    env = ScriptedEnv(2, lambda row, episode: (5, True))
+    sampler = {"type": "prioritised", "alpha": 1.0, "seed": 1}
+    async with (
+        buffer_server(type="ReplayBuffer", auto_truncate_episode=True, sampler=sampler) as buffers,
+        inserting(buffers.address, env.meta) as writer,
+        asking(buffers.address) as client,
+    ):
+        await act(writer, env, 10)
+        await writer.flush(5)
+        async with sampling(buffers.address, batch_size=20) as learner:
+            batch = await learner.next_batch(timeout_s=5)
+        columns = batch.columns
+        check_transitions(columns)
+        assert columns["sample_weight"].tolist() == [1.0] * 20
+        index, generation = columns["sample_index"], columns["sample_generation"]
+        priorities = np.where(index == index[0], 1.0, 0.0)
+        assert await client.update_priorities(index, priorities, generation) == 20
+        assert await client.update_priorities(index, priorities, generation + 100) == 0
+        async with sampling(buffers.address, batch_size=10) as learner:
+            again = await learner.next_batch(timeout_s=5)
+        assert set(again.columns["sample_index"]) <= {index[0], *set(range(20)) - set(index)}
+        for indices, values, generations, message in (
+            ([0], [np.nan], [], "priorities: expected finite"),
+            ([0], [-1.0], [], "priorities: expected finite"),
+            ([0, 1], [1.0], [], "priorities: expected 2"),
+            ([0], [1.0], [1, 2], "generations: expected 1"),
+            ([99], [1.0], [], "indices: index 99 of 20"),
+        ):
+            with pytest.raises(InvalidRequestError, match=message):
+                await client.update_priorities(indices, values, generations)
+        with pytest.raises(NotFoundError, match="no table"):
+            await client.update_priorities([0], [1.0], table="other")
+
+
+async def test_a_table_without_priorities_says_so() -> None:
+    async with (
+        buffer_server(type="ReplayBuffer") as buffers,
+        asking(buffers.address) as client,
+    ):
+        with pytest.raises(PreconditionError, match="prioritised"):
+            await client.update_priorities([], [])
+
+
+async def test_sequences_and_episodes_are_sampled_over_the_wire() -> None:
+    env = ScriptedEnv(2, lambda row, episode: (4 + row, True))
+    options = {"type": "ReplayBuffer", "auto_truncate_episode": True}
+    async with (
+        buffer_server(**options, sampler={"type": "sequence", "length": 3}) as buffers,
+        inserting(buffers.address, env.meta) as writer,
+        sampling(buffers.address, batch_size=6) as learner,
+    ):
+        await act(writer, env, 12)
+        await writer.flush(5)
+        batch = await learner.next_batch(timeout_s=5)
+        assert batch.columns["reward"].shape == (6, 3)
+        check_transitions(batch.columns)
+    async with (
+        buffer_server(**options, storage={"unit": "episode"}) as buffers,
+        inserting(buffers.address, env.meta) as writer,
+        sampling(buffers.address, batch_size=4) as learner,
+        asking(buffers.address) as client,
+    ):
+        await act(writer, env, 12)
+        await writer.flush(5)
+        batch = await learner.next_batch(timeout_s=5)
+        count = check_transitions(batch.columns)
+        lengths = batch.metadata.get("lengths")
+        assert count == (sum(lengths) if lengths else 4 * batch.columns["reward"].shape[1])
+        both = await client.get([0, 1])
+        assert [check_transitions(episode) for episode in both] == [4, 5]

@@ -40,14 +40,14 @@ def test_a_fixed_storage_refuses_and_writes_nothing() -> None:
 def test_reading_counts_and_copies() -> None:
     storage = DataContainer(4)
     storage.push(rows(0, 1, 2))
-    assert storage[1]["x"] == 1
-    assert storage[-1]["x"] == 2
-    assert storage[1:]["x"].tolist() == [1, 2]
-    read = storage[np.array([1, 1, 0])]["x"]
+    assert storage.read(1)["x"] == 1
+    assert storage.read(-1)["x"] == 2
+    assert storage.read(slice(1, None))["x"].tolist() == [1, 2]
+    read = storage.read(np.array([1, 1, 0]))["x"]
     assert read.tolist() == [1, 1, 0]
     assert storage.data_use_counter.tolist() == [1, 4, 2, -1]
     read[:] = 7
-    assert storage[0]["x"] == 0
+    assert storage.read(0)["x"] == 0
     for bad in (3, -4, [0, 3], np.array([-4])):
         with pytest.raises(IndexError):
             storage.read(bad)  # type: ignore[arg-type]

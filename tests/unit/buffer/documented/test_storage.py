@@ -208,12 +208,12 @@ def test_clear_empties_and_takes_another_schema() -> None:
 def test_transitions_are_read_by_int_slice_array_and_tensor() -> None:
     container = DataContainer(6)
     container.push(rows(0, 4))
-    assert container[2]["x"] == 2
-    assert container[-1]["x"] == 3
-    assert container[1:3]["x"].tolist() == [1, 2]
-    assert container[np.array([3, 0])]["x"].tolist() == [3, 0]
+    assert container.read(2)["x"] == 2
+    assert container.read(-1)["x"] == 3
+    assert container.read(slice(1, 3))["x"].tolist() == [1, 2]
+    assert container.read(np.array([3, 0]))["x"].tolist() == [3, 0]
     torch = pytest.importorskip("torch")
-    assert container[torch.tensor([1, 1])]["x"].tolist() == [1, 1]
+    assert container.read(torch.tensor([1, 1]))["x"].tolist() == [1, 1]
     for bad in (4, -5, np.array([4])):
         with pytest.raises(IndexError):
             container.read(bad)
@@ -232,11 +232,11 @@ def test_every_read_counts() -> None:
 
 def test_episodes_are_read_by_int_slice_and_array() -> None:
     container = episodes(20, 3, 3, 2)
-    assert container[0]["x"].tolist() == [0, 1, 2]
-    assert container[-1]["x"].tolist() == [6, 7]
-    assert container[:2]["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert container[np.array([1, 0])]["x"].shape == (2, 3)
-    ragged = container[np.array([0, 2])]
+    assert container.read(0)["x"].tolist() == [0, 1, 2]
+    assert container.read(-1)["x"].tolist() == [6, 7]
+    assert container.read(slice(2))["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert container.read(np.array([1, 0]))["x"].shape == (2, 3)
+    ragged = container.read(np.array([0, 2]))
     assert [part["x"].tolist() for part in ragged] == [[0, 1, 2], [6, 7]]
     for bad in (3, -4, np.array([3])):
         with pytest.raises(IndexError, match="3 stored episodes"):
