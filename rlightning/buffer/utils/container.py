@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from rlightning.buffer.utils.episode_registry import EpisodeRegistry, ranges
 from rlightning.buffer.utils.fitting import (
+    as_columns,
+    as_lengths,
     count_of,
     ends_of,
     mismatch,
@@ -63,8 +65,8 @@ class DataContainer:
         capacity: Transitions that it holds at most.
         pointer: Slot that is written next.
         data_use_counter: How often each slot was read, int32 [capacity]; -1 where it is empty.
-        generation: Which transition since the start each slot held last, int64 [capacity]; empty
-            before the first push.
+        generation: Which transition since the start each slot held last, int64 [capacity] from the
+            first push on.
         pushed_total: Transitions pushed since the start.
         changes: How often something was written or removed.
         episode_registry: Where the episodes are, with unit `episode`.
@@ -171,14 +173,20 @@ class DataContainer:
         """
         if isinstance(data, (list, tuple)):
             return np.concatenate([_NO_SLOTS, *(self.push(part) for part in data)])
-        if not isinstance(data, Mapping):
-            if not hasattr(data, "items") or not hasattr(data, "batch_size"):
-                raise TypeError(f"expected columns by name, got {type(data).__name__}")
-            data = dict(data.items())  # a TensorDict
+        data = as_columns(data)
         lead = (count_of(data),)
+        if data.keys() == self._layouts.keys():
+            try:
+                flat = {
+                    name: mine.flatten(data[name], lead) for name, mine in self._layouts.items()
+                }
+            except InvalidRowError:
+                pass  # said below, or the schema is another now
+            else:
+                return self.push_flat(self._layouts, flat, as_lengths(lengths))
         layouts = {name: Layout.of_value(value, name, lead=1) for name, value in data.items()}
         flat = {name: layout.flatten(data[name], lead) for name, layout in layouts.items()}
-        return self.push_flat(layouts, flat, None if lengths is None else np.asarray(lengths))
+        return self.push_flat(layouts, flat, as_lengths(lengths))
 
     def push_flat(
         self,
@@ -214,11 +222,8 @@ class DataContainer:
             return
         skipped = max(0, count - self.capacity)
         if skipped:
-            logger.warning(
-                "%d transitions at once for a storage of %d: the oldest are dropped",
-                count,
-                self.capacity,
-            )
+            said = "%d transitions at once for a storage of %d: the oldest are dropped"
+            logger.warning(said, count, self.capacity)
         start = 0 if skipped else self.pointer
         kept = count - skipped
         over = self._used + kept - self.capacity
@@ -254,12 +259,8 @@ class DataContainer:
             from_end = np.cumsum(lengths[::-1])
             whole = int(np.searchsorted(from_end, self.capacity, side="right"))
             lengths = lengths[len(lengths) - whole :] if whole else np.array([self.capacity])
-            logger.warning(
-                "%d transitions at once for a storage of %d: the last %d are kept",
-                count,
-                self.capacity,
-                lengths.sum(),
-            )
+            said = "%d transitions at once for a storage of %d: the last %d are kept"
+            logger.warning(said, count, self.capacity, lengths.sum())
         row = count - int(lengths.sum())
         while len(lengths):
             fit = int(np.searchsorted(np.cumsum(lengths), self.capacity - self.pointer, "right"))
@@ -325,6 +326,8 @@ class DataContainer:
 
     def _check(self, layouts: Mapping[str, Layout]) -> None:
         """Makes the columns fit what comes, or refuses it."""
+        if layouts is self._layouts:
+            return
         if not self._layouts or (
             not self.size and mismatch(self._layouts, with_policy_layout(layouts, self._layouts))
         ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,24 @@ from rlightning.buffer.utils.layout import Array, Layout, as_array, check_keys, 
 from rlightning.errors import InvalidRowError
 
 Slots = npt.NDArray[np.intp]
+
+
+def as_columns(data: Any) -> Mapping[str, Any]:
+    """Returns columns by name, also of a TensorDict.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if isinstance(data, Mapping):
+        return data
+    if hasattr(data, "items") and hasattr(data, "batch_size"):
+        return dict(data.items())
+    raise TypeError(f"expected columns by name, got {type(data).__name__}")
+
+
+def as_lengths(lengths: Sequence[int] | None) -> Slots | None:
+    """Returns lengths of episodes as an array; None as it is."""
+    return None if lengths is None else np.asarray(lengths, np.intp)
 
 
 def window(flags: npt.NDArray[np.bool_], length: int) -> npt.NDArray[np.bool_]:

@@ -159,6 +159,8 @@ class Layout:
 
     def difference(self, other: Layout) -> str | None:
         """Says in which leaf `other` differs, apart from the name; None if in none."""
+        if self.leaves == other.leaves:
+            return None
         for mine, theirs in zip(self._kinds(), other._kinds(), strict=False):
             if mine != theirs:
                 return f"{other._path}{theirs[0]}: expected {mine[1]}, got {theirs[1]}"

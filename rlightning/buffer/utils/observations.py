@@ -165,10 +165,12 @@ class Observations:
         if not len(slots):
             return
         breaks = np.flatnonzero((slots[:-1] + 1) % self._capacity != slots[1:])
-        first = slots[np.concatenate([[0], breaks + 1])]
-        last = slots[np.concatenate([breaks, [len(slots) - 1]])]
+        first, last = slots[:1], slots[-1:]
+        if len(breaks):
+            first = np.concatenate([first, slots[breaks + 1]])
+            last = np.concatenate([slots[breaks], last])
         before = (first - 1) % self._capacity
-        before = before[alive[before] & (self._next[before] < 0) & ~np.isin(before, last)]
+        before = before[alive[before] & (self._next[before] < 0) & _outside(before, last)]
         if len(before):
             self._next[before] = self._nexts.put(self._observed((before + 1) % self._capacity))
         if self._stacks:
@@ -182,7 +184,7 @@ class Observations:
 
     def _keep_stacks(self, first: Slots, last: Slots, alive: Mask) -> None:
         after = (last + 1) % self._capacity
-        after = after[alive[after] & (self._depth[after] > 0) & ~np.isin(after, first)]
+        after = after[alive[after] & (self._depth[after] > 0) & _outside(after, first)]
         if not len(after):
             return
         whole = self._observed(after)
@@ -246,6 +248,12 @@ def _stacks(layout: Layout, frame_stack: Mapping[str, int]) -> list[_Stack]:
             )
         stacks.append(_Stack(index, axis % len(shape), shape[axis]))
     return stacks
+
+
+def _outside(slots: Slots, others: Slots) -> Mask:
+    """Tells which slots are not among others."""
+    outside: Mask = slots != others[0] if len(others) == 1 else ~np.isin(slots, others)
+    return outside
 
 
 def _same(mine: Array, other: Array) -> Mask:
