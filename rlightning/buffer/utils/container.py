@@ -285,7 +285,7 @@ class DataContainer:
         if not len(slots):
             return
         if self._observations is not None:
-            self._observations.forget(slots, self.data_use_counter >= 0)
+            self._observations.forget(slots, self.data_use_counter)
         self.changes += 1
         self.data_use_counter[slots] = -1
         self._follows[slots] = False

@@ -155,12 +155,12 @@ class Observations:
             [observation[stack.leaf][roots] for stack in self._stacks]
         )
 
-    def forget(self, slots: Slots, alive: Mask) -> None:
+    def forget(self, slots: Slots, uses: npt.NDArray[np.int32]) -> None:
         """Lets slots be written anew: what other rows need of them is stored whole first.
 
         Args:
             slots: The slots, [n].
-            alive: Which slots of the ring hold a row, [capacity].
+            uses: Of each slot of the ring; not negative where it holds a row, [capacity].
         """
         if not len(slots):
             return
@@ -170,11 +170,11 @@ class Observations:
             first = np.concatenate([first, slots[breaks + 1]])
             last = np.concatenate([slots[breaks], last])
         before = (first - 1) % self._capacity
-        before = before[alive[before] & (self._next[before] < 0) & _outside(before, last)]
+        before = before[(uses[before] >= 0) & (self._next[before] < 0) & _outside(before, last)]
         if len(before):
             self._next[before] = self._nexts.put(self._observed((before + 1) % self._capacity))
         if self._stacks:
-            self._keep_stacks(first, last, alive)
+            self._keep_stacks(first, last, uses)
             self._wholes.free(self._whole[slots][self._whole[slots] >= 0])
             self._whole[slots] = -1
             self._depth[slots] = 0
@@ -182,9 +182,9 @@ class Observations:
         self._nexts.free(held[held >= 0])
         self._next[slots] = -1
 
-    def _keep_stacks(self, first: Slots, last: Slots, alive: Mask) -> None:
+    def _keep_stacks(self, first: Slots, last: Slots, uses: npt.NDArray[np.int32]) -> None:
         after = (last + 1) % self._capacity
-        after = after[alive[after] & (self._depth[after] > 0) & _outside(after, first)]
+        after = after[(uses[after] >= 0) & (self._depth[after] > 0) & _outside(after, first)]
         if not len(after):
             return
         whole = self._observed(after)

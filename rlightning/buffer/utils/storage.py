@@ -155,9 +155,12 @@ class Storage:
             length: How many consecutive transitions begin at each; leaves are [n, length, ...] if
                 it is more than one.
         """
+        container = self.container
+        if container.unit == "episode":
+            return container.read(indices)
         if length == 1:
-            return self.read(indices)
-        return self.container.read_slots(self.container.following(indices, length))
+            return container.read_slots(container.slots_of(indices))
+        return container.read_slots(container.following(indices, length))
 
     def clear(self) -> None:
         """Drops what is stored; open episodes stay."""
@@ -202,10 +205,10 @@ class Storage:
 
     def add_episode(self, episode: Any, num_envs: int = 1) -> None:
         """Stores an episode that was made elsewhere, as it is; see `DataBuffer.add_episode`."""
-        columns = map_arrays(lambda leaf: as_array(leaf, "episode"), dict(episode.items()))
         if num_envs == 1:
-            self.container.push(columns)
+            self.container.push(episode)
             return
+        columns = map_arrays(lambda leaf: as_array(leaf, "episode"), dict(episode.items()))
         for leaf in iter_arrays(columns):
             if leaf.ndim < 2 or leaf.shape[1] != num_envs:
                 raise InvalidRowError(
