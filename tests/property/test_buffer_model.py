@@ -142,7 +142,7 @@ class BufferModel(RuleBasedStateMachine):
 
     @rule(length=st.integers(1, 9))
     def add_episode(self, length: int) -> None:
-        if not self.buffer.storages[0].container.layouts:
+        if not self.buffer.storages[0].container.row_bytes:
             return
         env = NaiveEnv("outside")
         seen = np.stack([env.see(skip=False) for _ in range(length + 1)])

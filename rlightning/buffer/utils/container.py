@@ -125,17 +125,17 @@ class DataContainer:
         return self.capacity - self._used
 
     @property
-    def layouts(self) -> Mapping[str, Layout]:
-        """What the columns look like; empty before the first push."""
-        return self._layouts
-
-    @property
     def nbytes(self) -> int:
         """Memory that it has allocated, in bytes."""
         arrays = sum(array.nbytes for arrays in self._arrays.values() for array in arrays)
         pair = 0 if self._observations is None else self._observations.nbytes
         own = (self.data_use_counter, self.generation, self._follows)
         return sum(array.nbytes for array in own) + arrays + pair
+
+    @property
+    def pooled_bytes(self) -> int:
+        """Memory of observations that could not be stored with their neighbours, in bytes."""
+        return 0 if self._observations is None else self._observations.pooled_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -400,8 +400,7 @@ class DataContainer:
 
     def generation_of(self, positions: Slots) -> npt.NDArray[np.int64]:
         """Returns which transitions since the start are at positions, int64."""
-        numbers: npt.NDArray[np.int64] = self.generation[self.slots_of(positions)]
-        return numbers
+        return self.generation.take(self.slots_of(positions))
 
     def positions_of(self, slots: Slots) -> Slots:
         """Returns the positions of stored transitions by slot."""

@@ -84,8 +84,12 @@ class Observations:
     def nbytes(self) -> int:
         """Memory that it has allocated, in bytes."""
         own = (*self._ring, self._next, self._depth, self._whole)
-        pools = (self._nexts, self._wholes) if self._stacks else (self._nexts,)
-        return sum(part.nbytes for part in (*own, *pools))
+        return sum(array.nbytes for array in own) + self.pooled_bytes
+
+    @property
+    def pooled_bytes(self) -> int:
+        """Memory of what lies whole beside the ring, in bytes."""
+        return self._nexts.nbytes + self._wholes.nbytes
 
     @staticmethod
     def row_bytes(layout: Layout, frame_stack: Mapping[str, int] | None = None) -> int:

@@ -117,6 +117,7 @@ class Storage:
         self.timing_raw = LatencyStats()
         self._groups: dict[str, Group] = {}
         self._removed = Counters()
+        self._pooled = 0  # what of the container was counted last that grows with what comes
 
     # What is stored.
 
@@ -333,8 +334,11 @@ class Storage:
             steps.append(group.check(step, steps[-1] if steps else None))
         if steps:
             schema, count = steps[-1].schema, len(steps)
-            if schema is not group.schema or group.length_with(count) > group.length_with(0):
+            pooled = self.container.pooled_bytes
+            grows = group.length_with(count) > group.length_with(0) or pooled > self._pooled
+            if schema is not group.schema or grows:
                 self._reserve(group, schema, count)
+                self._pooled = pooled
         return Prepared(group, steps)
 
     def _reserve(self, group: Group, schema: Schema | None, steps: int) -> None:

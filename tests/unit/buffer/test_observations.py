@@ -9,7 +9,7 @@ import pytest
 
 from rlightning.buffer import BufferConfig, ReplayBuffer
 from rlightning.buffer.utils.container import DataContainer
-from rlightning.errors import ConfigError
+from rlightning.errors import ConfigError, StorageFullError
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.utils.conversions import BFloat16Array
 
@@ -211,3 +211,25 @@ def test_the_stated_memory_bounds_a_frame_stack_by_its_frames() -> None:
             "env", EnvRet("env", observation), PolicyResponse("env", action=t), t == 39
         )
     assert buffer.storages[0].container.nbytes < 2 * 2**20 < 1000 * 2 * 4 * 32 * 32
+
+
+def test_what_is_stored_whole_stays_within_the_stated_memory() -> None:
+    config = BufferConfig(
+        type="ReplayBuffer", capacity=1000, max_bytes=11 * 2**17, auto_truncate_episode=True
+    )
+    buffer = ReplayBuffer(config)
+    buffer.init()
+    rng = np.random.default_rng(7)
+
+    def add(length: int, times: int = 1) -> None:
+        for t in times * [*range(length + 1)]:
+            env_ret = EnvRet("env", rng.normal(size=128), 0.0, t == length)
+            buffer.add_transition("env", env_ret, PolicyResponse("env", action=t))
+
+    add(60, times=20)
+    with pytest.raises(StorageFullError, match=r"of the storage; buffer\.max_bytes allows"):
+        add(1, times=1000)
+    assert buffer.storages[0].container.nbytes < 1.3 * config.max_bytes  # type: ignore[operator]
+    buffer.clear()
+    add(60)
+    assert buffer.size() == 60
