@@ -362,7 +362,7 @@ async def test_describe_clear_and_truncate() -> None:
         assert (await asker.describe()).tables["default"].size == 0
 
 
-@pytest.mark.parametrize("method", ["Checkpoint", "UpdatePriorities"])
+@pytest.mark.parametrize("method", ["Checkpoint"])
 async def test_what_is_not_served_yet_is_unimplemented(method: str) -> None:
     async with buffer_server() as buffers, connect(buffers.address, rpc=FAST) as channel:
         with pytest.raises(RemoteError, match="UNIMPLEMENTED"):

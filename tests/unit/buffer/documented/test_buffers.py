@@ -230,6 +230,28 @@ def test_rows_that_are_ended_together_lie_one_after_the_other() -> None:
     np.testing.assert_array_equal(rows, np.arange(3)[:, np.newaxis] * np.ones(4))
 
 
+@pytest.mark.parametrize("auto", [True, False])
+def test_all_rows_of_a_vector_env_are_stored_in_one_go(
+    auto: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = 500
+    env = ScriptedEnv(rows, lambda row, episode: (3 + row % 2, True))
+    buffer = make(auto_truncate_episode=auto, capacity=100_000)
+    pushes = []
+    container = buffer.storages[0].container
+    push_flat = container.push_flat
+    monkeypatch.setattr(
+        container, "push_flat", lambda *args: pushes.append(len(args[2])) or push_flat(*args)
+    )
+    env_ret = env.reset()
+    for _ in range(5):
+        buffer.add_transition("env", env_ret, answer(env_ret))
+        env_ret = env.step()
+    buffer.truncate_one_episode("env")
+    assert pushes == ([rows // 2, rows // 2, rows // 2] if auto else [rows])
+    assert check_transitions(buffer.get_all()) == 4 * rows
+
+
 def test_nothing_of_the_callers_is_changed_or_kept() -> None:
     buffer = make()
     kept = []
