@@ -451,12 +451,13 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             ValueError: The sampler cannot give such a batch.
         """
         begun = time.perf_counter()
-        assert self.table is not None or not self.storages  # it is made with the storage
+        storage = self._get_storage()
+        assert self.table is not None  # it is made with the storage
         batches = draw_batches(
-            self._get_storage(),
+            storage,
             self._get_sampler(),
             batch_size,
-            workers=len(self.table.get_train_workers(0)) if self.table else 1,
+            workers=len(self.table.get_train_workers(0)),
             shuffle=bool(shuffle),
             drop_last=bool(drop_last),
             where=where,

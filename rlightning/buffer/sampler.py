@@ -111,7 +111,7 @@ class AllDataSampler(Sampler):
             warnings.warn(
                 f"the sampler 'all' is designed to sample all data: {size} rows, not {batch_size}",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
         indices = np.arange(size, dtype=np.intp)
         if shuffle:

@@ -21,7 +21,6 @@ class Where:
             learner's own version minus k.
         max_version: `policy_version` that acted, at most.
         sources: Who chose the executed action.
-
     """
 
     min_version: int | None = None

@@ -331,3 +331,21 @@ def test_affinity_needs_a_distribution_that_fits() -> None:
         EpisodeTable(2, None, 2, double, True)
     with pytest.raises(RuntimeError, match="nodes of their own"):
         EpisodeTable(3, None, 3, NODES, True)
+
+
+def test_many_episodes_are_kept_apart() -> None:
+    rng = np.random.default_rng(0)
+    container, start, lengths = DataContainer(500, unit="episode"), 0, []
+    for _ in range(60):
+        block = rng.integers(0, 5, 9)
+        container.push(rows(start, int(block.sum())), block.tolist())
+        lengths += [length for length in block.tolist() if length]
+        start += int(block.sum())
+        ends = np.cumsum(lengths).tolist()
+        expected = [
+            list(range(end - length, end))
+            for end, length in zip(ends[-len(container) :], lengths[-len(container) :], strict=True)
+        ]
+        assert held(container) == expected
+    assert len(container) > 64
+    assert container.episode_registry.drop_at(499).tolist() == []
