@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 NOT_LOCAL := not real_env and not docker and not netns and not gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-docker ci bench bench-smoke prove-demo prove-flakes \
+.PHONY: help install demo test test-fast test-docker test-netns ci bench bench-smoke prove-demo prove-flakes \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
@@ -42,6 +42,9 @@ test-fast: $(VENV)/.dev  ## Run the unit, property, golden and architecture test
 
 test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Docker engine; starts one if there is none.
 	$(BIN)/python -m pytest -m docker -o faulthandler_timeout=0 tests/docker
+
+test-netns: $(VENV)/.dev  ## Cut and silence real links between network namespaces; needs root, iproute2 and iptables.
+	$(BIN)/python -m pytest -n0 -m netns tests/netns
 
 protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)
@@ -93,7 +96,7 @@ prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-docker pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-netns test-docker pythons bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,9 +7,9 @@ import torch
 
 from rlightning.cluster import LocalCluster
 from rlightning.learner.ppo import estimate_advantages
-from rlightning.policy import build_policy, policy_weights
-from rlightning.policy.weights import dump_weights
+from rlightning.policy import build_policy, dump_weights, policy_weights
 
+torch.set_num_threads(1)  # the networks are small
 with LocalCluster(sys.argv[1:], overrides=["policy.initial_weights=none"]) as cluster:
     policy = build_policy(cluster.config.policy, "train")
     policy.init_train(env_meta=cluster.env.metas()[0])

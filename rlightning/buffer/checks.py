@@ -12,6 +12,7 @@ import numpy.typing as npt
 from rlightning.buffer.utils.layout import Array, Layout, as_array, check_keys
 from rlightning.errors import InvalidRowError
 from rlightning.types import ActionSource, EnvRet
+from rlightning.wire import Limits
 
 NO_VERSION = -1
 """What `policy_version` holds where the policy counts none."""
@@ -38,6 +39,7 @@ RESERVED = frozenset(
 """Columns that the buffer itself adds; no policy output or extra field may be called so."""
 
 
+_MAX_ROWS = Limits().max_rows  # as many as an env may declare
 # Sizes of a transition's own columns: reward and two flags for each agent; and all others.
 _REWARD_BYTES = 4 + 1 + 1
 _OWN_BYTES = 8 + 8 + 8 + 1 + 1  # episode_id, step, policy_version, action_source, cut
@@ -244,7 +246,9 @@ def _first_schema(step: Step, env_ret: EnvRet, rows: int | None, declared: Layou
     if rows is None:
         if env_ret.rows is not None:
             raise InvalidRowError("rows: the env has to declare num_envs to send some of its rows")
-        rows = len(env_ret.row_ids()) if batched else 1
+        rows = env_ret.row_count() if batched else 1
+        if rows > _MAX_ROWS:
+            raise InvalidRowError(f"observation: expected at most {_MAX_ROWS} rows, got {rows}")
     if rows != 1 and not batched:
         raise InvalidRowError(f"observation: expected a leading axis of {rows} rows")
     schema = Schema(rows, batched, layout, {}, aged=step.action_age is not None)

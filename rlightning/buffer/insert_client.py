@@ -106,7 +106,7 @@ class InsertClient:
         self._progress = asyncio.Event()
         self._failure: RemoteError | None = None
         self._refusal: RemoteError | None = None
-        self._acks = 0
+        self._withheld = 0
         self._waits_for_room = True
 
     @property
@@ -258,19 +258,18 @@ class InsertClient:
     async def _is_full(self) -> bool:
         """Asks the server how far it is; returns whether it has no room for what is not acked.
 
-        A number that comes again is answered with an ack at once, and after all that came before it
-        was stored if there was room. So an ack without news says that there was none.
+        A number that comes again is answered with an ack at once.
         """
         session = self._session
         assert session is not None
         again = session.new_request()
         again.insert.seq = self._window[0].seq
         again.insert.epoch = session.epoch
-        acks, acked = self._acks, self.acked
+        self._withheld = 0
         self._progress.clear()
         await session.send(again.SerializeToString())
         await self._progress.wait()  # for an ack, or for the welcome of the next connection
-        return self._acks > acks and self.acked == acked
+        return self._withheld > 0
 
     def _raise_errors(self) -> None:
         if self._failure is not None:
@@ -314,7 +313,7 @@ class InsertClient:
         if reader.message.WhichOneof("body") != "ack":
             return
         ack = reader.message.ack
-        self._acks += 1
+        self._withheld = ack.withheld
         self._forget(ack.seq)
         if ack.expected_seq:
             raise PreconditionError(

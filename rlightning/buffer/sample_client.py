@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections import deque
 from types import TracebackType
@@ -25,6 +26,8 @@ from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.utils.waiting import wait_within
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Batch, ChunkJoiner, Limits, Reader, decode_batch
+
+logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30.0
 # Acks of the last batches are sent again after a cut, in which they may have been lost.
@@ -223,6 +226,13 @@ class SampleClient:
         if not session.resumed:
             self._begin_session(restarted=storage_id != self._storage_id)
         self._storage_id = storage_id
+        if self._joiner is not None:
+            logger.warning(
+                "%s: the connection broke in the middle of a batch, which comes again from its "
+                "beginning; if the line is too slow for it, raise rpc.keepalive_timeout_s and "
+                "rpc.lease_s of services.buffer on both sides",
+                self.address,
+            )
         self._joining, self._joiner = 0, None
         for batch_id in self._acks:
             await session.send_now(self._ack(session, batch_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -13,13 +14,15 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Runs the command line of this process; exits the process."""
-    from rlightning.cli.app import app
-
     try:
+        from rlightning.cli.app import app
+
         app(prog_name="rlightning")
         code: object = 0
     except SystemExit as end:
         code = end.code
+    except KeyboardInterrupt:  # before a command had begun
+        code = 128 + signal.SIGINT
     # Not by way of the interpreter's own end: gRPC's polling thread lives on into it, and may print
     # a traceback there.
     logging.shutdown()

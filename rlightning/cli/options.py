@@ -88,4 +88,7 @@ def _files(configs: list[Path] | None, more: list[Path] | None) -> list[Path]:
         raise ConfigError(
             "no config given; name a YAML file, or make one with: rlightning init DIR"
         )
+    for file in files:
+        if "=" in str(file).lstrip("=") and not file.exists():
+            raise ConfigError(f"{file}: no such file; every value needs its own --set {file}")
     return files

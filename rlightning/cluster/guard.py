@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import sys
 import warnings
@@ -17,12 +18,19 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+# What the machine refuses; no bug.
+_REFUSED = (
+    *(errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EIO, errno.ENOENT),
+    *(errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS),
+)
+
 
 @contextmanager
 def one_line_errors(*, debug: bool) -> Iterator[None]:
     """Reports an error of this library on stderr and exits: 2 for a bad config, else 1.
 
-    Bugs keep their traceback; with `debug` every error does. Ctrl-C exits with 130.
+    So it does for a file that cannot be written, such as on a full disk. Bugs keep their traceback;
+    with `debug` every error does. Ctrl-C exits with 130.
     """
     warnings.formatwarning = _one_line
     try:
@@ -38,6 +46,12 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
         typer.echo(f"error: {error or type(error).__name__}", err=True)
         usage = isinstance(error, ConfigError)
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
+    except OSError as error:
+        if debug or error.errno not in _REFUSED:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {where}{error.strerror}", err=True)
+        raise typer.Exit(EXIT_FAILED) from None
 
 
 def _one_line(

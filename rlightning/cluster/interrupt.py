@@ -1,4 +1,4 @@
-"""Lets SIGTERM end a command as Ctrl-C does."""
+"""Lets SIGTERM, and a terminal that closes, end a command as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from types import FrameType
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raises KeyboardInterrupt on SIGTERM; call it in the main thread."""
+    """Raises KeyboardInterrupt on SIGTERM and SIGHUP; call it in the main thread.
+
+    A SIGHUP that is ignored, as under nohup, stays so.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from rlightning.cluster.backend import Backend
 from rlightning.cluster.display import Display
 from rlightning.cluster.progress import Progress, find_latencies
 from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
+from rlightning.env.episodes import EpisodeRecord
 from rlightning.errors import RemoteError
 from rlightning.learner.loop import LearnerStats, Update
 from rlightning.utils.config import TrainConfig
@@ -56,6 +58,7 @@ class Monitor:
         self._returns: deque[float] = deque(maxlen=train.target_episodes)
         self._lengths: deque[int] = deque(maxlen=train.target_episodes)
         self._episodes = 0
+        self._told_of_cut = False
         self._rates: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
         self._staleness: float | None = None
         self._stop = threading.Event()
@@ -101,6 +104,7 @@ class Monitor:
         self._run.append_episodes(state.episodes)
         # An episode that was cut off from outside says nothing about the policy.
         ended = [episode for episode in state.episodes if episode.reason != "cut"]
+        self._tell_of_cut(state.episodes)
         self._returns.extend(episode.episode_return for episode in ended)
         self._lengths.extend(episode.length for episode in ended)
         self._episodes += len(state.episodes)
@@ -128,6 +132,17 @@ class Monitor:
         full = len(self._returns) == self._train.target_episodes
         if target is not None and mean is not None and full and mean >= target:
             self.reached.set()
+
+    def _tell_of_cut(self, episodes: Sequence[EpisodeRecord]) -> None:
+        """Says once that an env fails, which only its log and `episodes.csv` would tell."""
+        cut = next((episode for episode in episodes if episode.reason == "cut"), None)
+        if cut is None or self._told_of_cut:
+            return
+        self._told_of_cut = True
+        self._display.message(
+            f"env {cut.env_id} failed in the middle of an episode and was reset; the log of its "
+            "server says why, and episodes.csv has each such episode as 'cut'"
+        )
 
     def _record(self) -> None:
         progress = self.progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,23 @@ def check_batch_size(config: MainConfig) -> None:
             f"train.batch_size: expected at most {length * envs}, the rows of one rollout "
             f"(buffer.rollout_length {length}, {envs} envs), got {config.train.batch_size}"
         )
+
+
+def make_save_dir(config: MainConfig) -> None:
+    """Makes `train.save_dir` before anything is learned that could not be saved there.
+
+    Raises:
+        ConfigError: It cannot be made or written.
+    """
+    if config.train.save_dir is None:
+        return
+    folder = Path(config.train.save_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"train.save_dir '{folder}': {error.strerror}") from error
 
 
 def own_state(config: MainConfig, run: Path) -> None:

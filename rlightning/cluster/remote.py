@@ -16,8 +16,9 @@ from rlightning.cluster.backend import ClusterState
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.progress import find_latencies
 from rlightning.env.remote_client import EnvClient, EnvStatus
-from rlightning.errors import DeadlineExceededError, UnavailableError
+from rlightning.errors import AlreadyExistsError, DeadlineExceededError, UnavailableError
 from rlightning.policy import PolicyClient, WeightPublisher
+from rlightning.policy.publisher import publish_timeout_s
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
 from rlightning.utils.config import ServiceConfig
@@ -26,6 +27,9 @@ _T = TypeVar("_T")
 
 _LOOK_TIMEOUT_S = 1.0
 _CHECK_EVERY_S = 0.5
+# An attempt that is given up too early would begin again from nothing, and so never succeed where
+# every message takes its time.
+_CONNECT_S = 5.0
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.1
 
@@ -50,7 +54,7 @@ class RemoteBackend:
     def __enter__(self) -> Self:
         self._loop.run(self._open())
         try:
-            self._patiently(self._samples.start)
+            self._patiently(lambda _: self._samples.start(_CONNECT_S))
             if self._launcher.config.services.env.address is not None:
                 # It may have worked for others before.
                 status = self._patiently(lambda timeout_s: self._env.describe(timeout_s=timeout_s))
@@ -104,7 +108,8 @@ class RemoteBackend:
     def publish(self, version: int, weights: bytes) -> None:
         """Lets the policy act with new weights; returns when it does."""
         self._patiently(
-            lambda timeout_s: self._publisher.publish(version, weights, timeout_s=timeout_s)
+            lambda timeout_s: self._publisher.publish(version, weights, timeout_s=timeout_s),
+            max(_PATIENCE_S, publish_timeout_s(len(weights))),
         )
 
     def policy_version(self) -> int:
@@ -131,17 +136,20 @@ class RemoteBackend:
             self._steps = env.env_steps
         return env
 
-    def _patiently(self, call: Callable[[float], Coroutine[Any, Any, _T]]) -> _T:
+    def _patiently(
+        self, call: Callable[[float], Coroutine[Any, Any, _T]], patience_s: float = _PATIENCE_S
+    ) -> _T:
         """Calls a service again while it may come back; one that is gone for good ends this.
 
         Args:
             call: Takes the seconds it may wait; repeating it does no harm.
+            patience_s: How long a service that answers may let this wait, in seconds.
         """
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while True:
             try:
                 return self._loop.run(call(_CHECK_EVERY_S))
-            except (UnavailableError, DeadlineExceededError):
+            except (UnavailableError, AlreadyExistsError, DeadlineExceededError):
                 self._launcher.check()
                 if time.monotonic() > deadline and not self._launcher.waiting:
                     raise

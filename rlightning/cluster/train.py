@@ -19,7 +19,7 @@ from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.monitor import Monitor
-from rlightning.cluster.prepare import check_batch_size, own_state, prepare
+from rlightning.cluster.prepare import check_batch_size, make_save_dir, own_state, prepare
 from rlightning.cluster.progress import Progress, describe_run, number
 from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.runs import Run, this_command
@@ -55,6 +55,7 @@ def train(
     require("training", "learn", "torch", "tensordict", "torchrl")
     prepared = prepare(config)
     check_batch_size(prepared)
+    make_save_dir(prepared)
     # Loading the learner's libraries takes seconds, beside the start of the services.
     threading.Thread(target=learner.preload, name="imports", daemon=True).start()
     run = Run.create(prepared, command=this_command())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlightning.policy.policy_group import PolicyGroup
     from rlightning.policy.publisher import WeightPublisher
     from rlightning.policy.remote_policy import PolicyClient, PolicyDescription
-    from rlightning.policy.weights import policy_weights
+    from rlightning.policy.weights import dump_weights, policy_weights
 
 __all__ = [
     "ActorCriticPolicy",
@@ -33,6 +33,7 @@ __all__ = [
     "WeightPublisher",
     "build_policy",
     "build_policy_group",
+    "dump_weights",
     "policy_weights",
 ]
 
@@ -49,6 +50,7 @@ _MODULES = {
     "WeightPublisher": "publisher",
     "build_policy": "builder",
     "build_policy_group": "builder",
+    "dump_weights": "weights",
     "policy_weights": "weights",
 }
 

@@ -47,6 +47,8 @@ _LOG = logging.getLogger(__name__)
 _WARM_UP_BATCHES = 3
 # How many rows a client has is what it says: they are not worth more than this before one came.
 _WARM_UP_BYTES = 16 * 2**20
+# The next learner counts on from the version in use, so the one after it must fit its field too.
+_MAX_VERSION = 2**62
 
 _STAGES = ("queue", "batch_wait", "inference")
 
@@ -246,8 +248,10 @@ class PolicyHost:
 
     async def _publish(self, weights: Weights) -> None:
         async with self._lock:
-            if weights.version < 1:
-                raise InvalidRequestError(f"versions count from 1, got {weights.version}")
+            if not 1 <= weights.version <= _MAX_VERSION:
+                raise InvalidRequestError(
+                    f"versions count from 1 to {_MAX_VERSION}, got {weights.version}"
+                )
             if weights.version == self.version and weights.sha256 == self.weights.sha256:
                 return
             if weights.version <= self.version:

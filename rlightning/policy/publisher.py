@@ -13,6 +13,15 @@ from rlightning.utils.waiting import wait_within
 
 _LOG = logging.getLogger(__name__)
 
+# What an attempt may take besides the transfer, and the slowest line that weights get through.
+_TIMEOUT_S = 10.0
+_LEAST_BYTES_PER_S = 2**16
+
+
+def publish_timeout_s(nbytes: int) -> float:
+    """Returns how long one attempt to publish weights of some bytes may take, in seconds."""
+    return _TIMEOUT_S + nbytes / _LEAST_BYTES_PER_S
+
 
 class WeightPublisher:
     """Publishes the latest weights, and again whenever the server has an older version.
@@ -121,6 +130,9 @@ class WeightPublisher:
                 version,
             )
         await self._client.publish_weights(
-            version, data, learner_id=self._learner_id, timeout_s=10.0
+            version,
+            data,
+            learner_id=self._learner_id,
+            timeout_s=publish_timeout_s(len(data)),
         )
         self._acked = version

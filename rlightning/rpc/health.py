@@ -23,6 +23,8 @@ OVERALL = ""
 LIVENESS = "liveness"
 READINESS = "readiness"
 
+_LAST_WORD_S = 0.2
+
 
 class ServingStatus(IntEnum):
     """`grpc.health.v1.HealthCheckResponse.ServingStatus`."""
@@ -160,6 +162,8 @@ class Health:
                 await context.write(_encode(now))
                 last = now
             if self._closed:
+                # Clients may drop a message that they have not read when the status comes.
+                await asyncio.sleep(_LAST_WORD_S)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
             await changed.wait()
 

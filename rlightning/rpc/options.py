@@ -13,6 +13,9 @@ def _shared_options(rpc: RpcConfig) -> list[Option]:
     return [
         ("grpc.max_receive_message_length", rpc.max_message_bytes),
         ("grpc.max_send_message_length", rpc.max_message_bytes),
+        # Only the identity: 80 KB of gzip may hold a message as large as the cap, and a dozen of
+        # those at once took 840 MiB and left pings unanswered.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", timeout_ms),
         # keepalive_timeout_ms alone does not act: without this a frozen peer is noticed after a

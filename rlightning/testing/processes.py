@@ -24,6 +24,7 @@ class ServerProcess:
         folder: Where its log and announcement go; one process at a time.
         environment: Variables in addition to those of this process.
         announces: Whether it understands `--announce`.
+        prefix: Command that becomes it, such as `nsenter` with its options.
 
     Attributes:
         environment: Those variables; what is changed here counts from the next start on.
@@ -36,8 +37,9 @@ class ServerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         announces: bool = True,
+        prefix: Sequence[str] = (),
     ) -> None:
-        self._arguments = [sys.executable, *arguments]
+        self._arguments = [*prefix, sys.executable, *arguments]
         self._folder = folder
         self.environment = dict(environment or {})
         self._announcement = folder / "announced.json"

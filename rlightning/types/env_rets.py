@@ -126,14 +126,23 @@ class EnvRet:
         """
         if self.rows is not None:
             return tuple(np.atleast_1d(self.rows).tolist())
-        if self.episode_id is not None:
-            return tuple(range(np.size(self.episode_id)))
+        return tuple(range(self.row_count()))
+
+    def row_count(self) -> int:
+        """Returns how many rows the leading dimension stands for.
+
+        Raises:
+            ValueError: As `row_ids`.
+        """
+        for rows in (self.rows, self.episode_id):
+            if rows is not None:
+                return int(np.size(rows))
         count = _leading_dimension(self.observation)
         if count is None:
             raise ValueError(
                 f"env {self.env_id!r}: the observation has no leading dimension of rows"
             )
-        return tuple(range(count))
+        return count
 
     def mark_env_sent(self) -> EnvRet:
         """Stamps this as sent now; returns itself."""

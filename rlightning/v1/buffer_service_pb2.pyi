@@ -81,14 +81,16 @@ class InsertWelcome(_message.Message):
     def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., storage_id: _Optional[str] = ..., next_seq: _Optional[int] = ...) -> None: ...
 
 class InsertAck(_message.Message):
-    __slots__ = ("seq", "expected_seq", "error")
+    __slots__ = ("seq", "expected_seq", "error", "withheld")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_SEQ_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
     seq: int
     expected_seq: int
     error: _session_pb2.ErrorStatus
-    def __init__(self, seq: _Optional[int] = ..., expected_seq: _Optional[int] = ..., error: _Optional[_Union[_session_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
+    withheld: int
+    def __init__(self, seq: _Optional[int] = ..., expected_seq: _Optional[int] = ..., error: _Optional[_Union[_session_pb2.ErrorStatus, _Mapping]] = ..., withheld: _Optional[int] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
     __slots__ = ("hello", "heartbeat", "credit", "ack", "timing")

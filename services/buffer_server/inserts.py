@@ -372,6 +372,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                     writer.moved.set()
             response = pb.InsertResponse()
             response.ack.seq = writer.next_seq - 1
+            response.ack.withheld = len(writer.waiting)
             await session.send(response)
 
 

@@ -48,6 +48,7 @@ class Learner:
         sending: Sends batches; None before the first credit of a stream.
         present: Whether it has a stream.
         patience: Runs while it has none and its batches are kept for it alone.
+        deprived: Whether they were given to others while it was away.
     """
 
     table: BufferTable
@@ -58,6 +59,7 @@ class Learner:
     sending: asyncio.Task[None] | None = None
     present: bool = True
     patience: asyncio.TimerHandle | None = None
+    deprived: bool = False
 
 
 class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
@@ -107,6 +109,8 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         if learner.patience is not None:
             learner.patience.cancel()
             learner.patience = None
+        if learner.deprived:  # to its client this is a new session, in which any batch may come
+            learner.deprived = session.resumed = False
         self._reclaim(learner.table)
         response = pb.SampleResponse()
         response.welcome.storage_id = self._storage_id
@@ -157,8 +161,9 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         learners = [learner for learner in self._learners if learner.table is table]
         if any(learner.present for learner in learners):
             for learner in learners:
-                if not learner.present and learner.patience is None:
+                if not learner.present and learner.patience is None and learner.unacked:
                     _give_back(learner)
+                    learner.deprived = True
 
     async def on_message(self, session: Session, reader: Reader[pb.SampleRequest]) -> None:
         """Takes credits and acks."""

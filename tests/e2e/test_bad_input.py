@@ -55,10 +55,13 @@ def test_an_unreachable_peer(tmp_path):
     )
     assert code == 1
     assert out == "waiting up to 2 s for the policy server at 127.0.0.1:1 ...\n"
-    assert err == (
+    # On a busy machine the others may not have written anything by then.
+    said, _, logs = err.partition("; ")
+    assert said.strip() == (
         "error: the policy server at 127.0.0.1:1 is not SERVING after 2 s "
-        "(services.start_timeout_s); logs in runs/cartpole/1/logs\n"
+        "(services.start_timeout_s)"
     )
+    assert logs in {"", "logs in runs/cartpole/1/logs\n"}
 
 
 def test_services_that_nobody_has_started(tmp_path):

@@ -1,5 +1,6 @@
 """Small parts of the cluster: exit codes, seeds, state folders, reasons of a death."""
 
+import errno
 import logging
 import signal
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 import typer
 
+from rlightning.cli import main
 from rlightning.cluster.guard import (
     add_import_paths,
     one_line_errors,
@@ -17,7 +19,7 @@ from rlightning.cluster.init import write_project
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.launcher import last_words, written_reason
 from rlightning.cluster.logs import JsonFormatter
-from rlightning.cluster.prepare import check_batch_size, own_state, prepare
+from rlightning.cluster.prepare import check_batch_size, make_save_dir, own_state, prepare
 from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
 from rlightning.errors import ClusterError, ConfigError
@@ -36,6 +38,8 @@ def make_config(**sections):
         (ConfigError("bad key"), 2, "error: bad key\n"),
         (ClusterError("died"), 1, "error: died\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "error: No space left on device\n"),
+        (OSError(errno.EROFS, "Read-only", "runs/e"), 1, "error: runs/e: Read-only\n"),
     ],
 )
 def test_errors_are_one_line_and_an_exit_code(capsys, error, code, text):
@@ -47,9 +51,10 @@ def test_errors_are_one_line_and_an_exit_code(capsys, error, code, text):
         raise error
 
 
-def test_bugs_keep_their_traceback():
-    with pytest.raises(ZeroDivisionError), one_line_errors(debug=False):
-        raise ZeroDivisionError
+@pytest.mark.parametrize("bug", [ZeroDivisionError(), OSError(errno.EBADF, "Bad file descriptor")])
+def test_bugs_keep_their_traceback(bug):
+    with pytest.raises(type(bug)), one_line_errors(debug=False):
+        raise bug
 
 
 def test_import_paths_come_last_and_once(monkeypatch, tmp_path):
@@ -77,11 +82,45 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra():
     )
 
 
-def test_sigterm_ends_a_command_like_ctrl_c():
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_ends_of_a_command_are_like_ctrl_c(number):
+    before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), interruptible():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_ctrl_c_before_a_command_began_has_no_traceback(monkeypatch):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    codes = []
+    monkeypatch.setattr("rlightning.cli.app.app", interrupted)
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    monkeypatch.setattr("os._exit", codes.append)
+    main()
+    assert codes == [130]
+
+
+def test_nohup_keeps_a_command_running():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_folder_for_checkpoints_that_cannot_be_is_found_at_once(tmp_path):
+    make_save_dir(make_config())
+    wanted = tmp_path / "new" / "folder"
+    make_save_dir(make_config(train={"save_dir": str(wanted)}))
+    assert list(wanted.iterdir()) == []
+    (tmp_path / "file").touch()
+    for folder, reason in (("file", "File exists"), ("file/below", "Not a directory")):
+        with pytest.raises(ConfigError, match=rf"^train.save_dir '.*{folder}': {reason}$"):
+            make_save_dir(make_config(train={"save_dir": str(tmp_path / folder)}))
 
 
 def test_open_seeds_come_from_the_root_seed():

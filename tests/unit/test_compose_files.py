@@ -166,6 +166,11 @@ def test_a_service_is_not_killed_while_it_drains(name):
     assert int(COMPOSE["services"][name]["stop_grace_period"].removesuffix("s")) > grace_s
 
 
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_container_hears_sigterm_from_its_first_moment_on(name):
+    assert COMPOSE["services"][name]["init"] is True
+
+
 @services
 def test_images_set_malloc_as_the_launcher_does(name):
     assert environment(name).items() >= MALLOC_ENV.items()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlightning.cli.options import read_config
 from rlightning.errors import ConfigError
 from rlightning.utils.config import load_config
 
@@ -151,6 +152,15 @@ def test_errors_name_the_source_of_the_value(write):
 @pytest.mark.parametrize("section", ["env.env_kwargs", "env.init_params", "policy.model_cfg"])
 def test_open_sections_take_any_key(write, section):
     assert load(write(ENV), f"{section}.anything.at.all=1")
+
+
+def test_a_value_with_blanks_around_it_is_not_taken_for_a_file(tmp_path):
+    for rest in (["=", "1"], ["=1"]):  # --set train.lr = 1
+        files = [tmp_path / "absent.yaml", *map(Path, rest)]
+        with pytest.raises(ConfigError, match=r"^--set train.lr: expected key=value"):
+            read_config(files, None, ["train.lr"])
+    with pytest.raises(ConfigError, match=r"^train.seed=3: .* its own --set train.seed=3$"):
+        read_config([Path("train.seed=3")], None, ["train.lr=1"])  # --set train.lr=1 train.seed=3
 
 
 def test_a_missing_file_is_one_line(tmp_path):

@@ -16,7 +16,7 @@ from rlightning.learner.loop import LearnerStats, Update
 from rlightning.utils.config import MainConfig, TrainConfig
 
 
-def make_episode(episode_return):
+def make_episode(episode_return, reason="terminated"):
     return EpisodeRecord(
         episode_return=episode_return,
         length=1,
@@ -25,7 +25,7 @@ def make_episode(episode_return):
         episode_id=0,
         seed=None,
         policy_version=0,
-        reason="terminated",
+        reason=reason,
         ts_end_ns=0,
     )
 
@@ -92,6 +92,18 @@ def test_every_episode_is_recorded_once(watch):
         assert backend.seen.wait(5)
     rows = list(csv.DictReader(watch.run.episodes.read_text().splitlines()))
     assert [row["return"] for row in rows] == ["1.0", "2.0", "3.0"]
+
+
+def test_an_env_that_fails_is_told_of_once(watch, monkeypatch):
+    told = []
+    monkeypatch.setattr(Display, "message", lambda _, text: told.append(text))
+    cut = ClusterState(1, [make_episode(5.0, "cut"), make_episode(6.0, "cut")], 3, {})
+    backend = FakeBackend(make_state(1, 1.0), cut, cut, make_state(2))
+    with watch(backend) as monitor:
+        assert backend.seen.wait(5)
+    assert len(told) == 1
+    assert told[0].startswith("env e failed in the middle of an episode and was reset")
+    assert monitor.progress.mean_return == 1.0
 
 
 def test_an_absent_service_is_not_the_end(watch):

@@ -6,7 +6,7 @@ import copy
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -83,7 +83,7 @@ def make_vector_env(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
 
 
 class _CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Compares every observation with the space it was declared to be in."""
+    """Compares every observation with its space, and what comes with it with gymnasium's order."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -92,12 +92,23 @@ class _CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
+        outcome: Any = self.env.reset(seed=seed, options=options)
+        # The older interface gave the observation alone, whose elements would pass for the two.
+        if not (
+            isinstance(outcome, Sequence) and len(outcome) == 2 and isinstance(outcome[1], Mapping)
+        ):
+            raise ObservationError("reset has to return (observation, info), info being a dict")
+        observation, info = outcome
         self._check(observation)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         outcome = self.env.step(action)
+        if len(outcome) != 5:
+            raise ObservationError(
+                "step has to return (observation, reward, terminated, truncated, info), "
+                f"returned {len(outcome)} values"
+            )
         self._check(outcome[0])
         return outcome
 

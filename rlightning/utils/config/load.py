@@ -43,6 +43,7 @@ def load_config(
             value that does not fit; one line each.
     """
     files = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    settings = [_split(override) for override in overrides]
     data: dict[str, Any] = {}
     sources: _Sources = {}
     for file in files:
@@ -52,12 +53,7 @@ def load_config(
         if name.startswith(ENVIRONMENT_PREFIX):
             keys = name[len(ENVIRONMENT_PREFIX) :].lower().split("__")
             _apply(data, sources, _nest(data, keys, parse_yaml(value, name), name), name)
-    for override in overrides:
-        source = f"--set {override}"
-        dotted, equals, value = override.partition("=")
-        if not equals or not dotted.strip():
-            raise ConfigError(f"{source}: expected key=value, such as train.lr=1e-3")
-        keys = dotted.strip().split(".")
+    for source, keys, value in settings:
         _apply(data, sources, _nest(data, keys, parse_yaml(value, source), source), source)
     try:
         with warnings.catch_warnings():
@@ -67,6 +63,15 @@ def load_config(
     except ValidationError as error:
         lines = (_explain(details, sources, files) for details in error.errors())
         raise ConfigError("\n".join(lines)) from error
+
+
+def _split(override: str) -> tuple[str, list[str], str]:
+    """Returns the source of an override, for errors, its keys and its value."""
+    source = f"--set {override}"
+    dotted, equals, value = override.partition("=")
+    if not equals or not dotted.strip():
+        raise ConfigError(f"{source}: expected key=value, such as train.lr=1e-3")
+    return source, dotted.strip().split("."), value
 
 
 def _apply(data: dict[str, Any], sources: _Sources, update: dict[str, Any], source: str) -> None:

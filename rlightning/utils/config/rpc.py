@@ -39,7 +39,8 @@ class RpcConfig(Config):
         reconnect_max_ms: The pause doubles up to this, in milliseconds.
         connect_timeout_ms: How long one connection attempt may take, in milliseconds.
         keepalive_time_s: Pause between transport pings, in seconds.
-        keepalive_timeout_s: How long a ping may stay unanswered, in seconds.
+        keepalive_timeout_s: How long a ping may stay unanswered, in seconds. It waits behind what
+            is under way, such as a batch on a slow line.
         max_sessions: Open sessions per method.
         info_budget_bytes: What a message may hold besides the observations and actions that its
             session's spec declares, in bytes.

@@ -22,12 +22,14 @@ class ServiceConfig(Config):
             is absent.
         auth: What those who dial it show and expect.
         rpc: Limits and times of its connections, on both sides.
+        replicas: Processes that do its work; so far one.
     """
 
     listen: list[ListenConfig] = Field(default_factory=lambda: [ListenConfig()], min_length=1)
     address: str | None = None
     auth: ClientAuthConfig | None = None
     rpc: RpcConfig = Field(default_factory=RpcConfig)
+    replicas: int = Field(default=1, ge=1, le=1)
 
     @field_validator("listen", mode="before")
     @classmethod

@@ -35,7 +35,7 @@ MIB = 2**20
     [
         (2**20, None),
         (1, gym.spaces.Box(0, 255, (2000, 2000), np.uint8)),
-        (2**20, gym.spaces.Box(0, 255, (0, 2**30), np.uint8)),
+        (2**20, gym.spaces.Box(0, 255, (0, 2**20), np.uint8)),
     ],
 )
 async def test_an_env_too_large_for_the_memory_is_refused_at_hello(rows: int, space: Any) -> None:
@@ -186,8 +186,8 @@ async def test_a_sample_too_large_for_the_memory_is_refused() -> None:
         await client.flush(5)
         table = buffers.table
         table.transit.max_bytes = 20_000
-        async with sampling(buffers.address, batch_size=512) as learner:
-            with pytest.raises(ResourceExhaustedError, match=r"batch_size: 512 transitions"):
+        with pytest.raises(ResourceExhaustedError, match=r"batch_size: 512 transitions"):
+            async with sampling(buffers.address, batch_size=512) as learner:
                 await learner.next_batch(5)
         async with sampling(buffers.address, batch_size=16) as learner:
             for _ in range(20):  # more than fit at once

@@ -182,6 +182,28 @@ async def test_a_dead_learner_keeps_the_next_one_waiting_for_no_longer_than_its_
         assert (await dead.next_batch(10)).metadata["rollout"] == 2
 
 
+async def test_a_learner_comes_back_after_its_batches_went_to_another_one() -> None:
+    """Those that it still has come to it once more, or it would wait for others for ever."""
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server() as buffers,
+        FaultProxy(buffers.address) as proxy,
+        inserting(buffers.address, env.meta) as client,
+        acting((client, env)),
+        sampling(proxy.address) as away,
+    ):
+        rollouts = buffers.table.buffer.rollouts
+        assert (await away.next_batch(5)).metadata["rollout"] == 0
+        await assert_eventually(lambda: (rollouts.held, rollouts.ready) == (2, 0))  # one is ahead
+        async with sampling(buffers.address, prefetch=0) as other:
+            await proxy.refuse()
+            assert (await other.next_batch(10)).metadata["rollout"] == 0
+        await proxy.start()
+        # It had the first one: that ack makes room for the third.
+        await assert_eventually(lambda: rollouts.formed == 3, 10)
+        assert [(await away.next_batch(5)).metadata["rollout"] for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
 async def test_a_cut_connection_loses_and_repeats_nothing() -> None:
     envs = [ScriptedEnv(2, lambda row, episode: (7, True), env_id=f"cp-{i}") for i in (0, 1)]
     async with (
@@ -284,6 +306,26 @@ async def test_large_batches_come_in_parts_and_within_a_cap() -> None:
             np.testing.assert_array_equal(batch.columns["observation"], frames[:5])
             np.testing.assert_array_equal(batch.columns["next_observation"], frames[1:])
             assert not batch.columns["observation"].flags.writeable
+
+
+async def test_a_batch_that_a_cut_interrupts_is_told_of_and_comes_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    env = ScriptedEnv(1024)  # so large that the batch comes in parts
+    async with (
+        buffer_server(rollout_length=64) as buffers,
+        FaultProxy(buffers.address) as proxy,
+        inserting(buffers.address, env.meta) as client,
+        sampling(proxy.address) as learner,
+    ):
+        proxy.bytes_per_s = 1e6
+        waiting = asyncio.create_task(learner.next_batch(20))
+        await act(client, env, 64)
+        await assert_eventually(lambda: learner._joiner is not None, 10)
+        proxy.bytes_per_s = None
+        proxy.reset()
+        check_rollout(await waiting, 64, 1024)
+    assert "broke in the middle of a batch" in caplog.text
 
 
 async def test_a_replay_table_samples_again_and_again() -> None:

@@ -22,10 +22,11 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.policy import PolicyClient, WeightPublisher
+from rlightning.policy import publisher as publisher_module
 from rlightning.policy.weights import dump_weights, parse_weights
 from rlightning.rpc.channel import connect, stream_unary
 from rlightning.rpc.health import ServingStatus, check
-from rlightning.testing import ServerProcess, free_address
+from rlightning.testing import FaultProxy, ServerProcess, free_address
 from rlightning.testing.waiting import assert_eventually
 from rlightning.utils.config import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
@@ -47,6 +48,14 @@ async def test_published_weights_act_and_come_back() -> None:
         with pytest.raises(PreconditionError, match="version 5 is in use"):
             await client.publish_weights(4, weights(seed=4))
         assert (await client.describe()).policy_version == 5
+
+
+@pytest.mark.parametrize("version", [-1, 0, 2**62 + 1, 2**63 - 1])
+async def test_a_version_that_leaves_no_room_for_the_next_is_refused(version: int) -> None:
+    async with policy_server() as server, PolicyClient(server.address) as client:
+        with pytest.raises(InvalidRequestError, match="versions count from 1 to"):
+            await client.publish_weights(version, weights())
+        assert await client.publish_weights(2**62, weights()) == 2**62
 
 
 async def test_weights_may_come_before_the_first_session() -> None:
@@ -204,6 +213,23 @@ async def test_a_publisher_skips_what_is_superseded_and_tells_what_was_refused()
         with pytest.raises(InvalidRequestError, match="not a safetensors file"):
             publisher.offer(32, weights())
         await publisher.close()
+
+
+async def test_large_weights_get_through_a_slow_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that is given up begins again from nothing, so it must be given its time."""
+    monkeypatch.setattr(publisher_module, "_TIMEOUT_S", 0.5)
+    data = dump_weights({"w": torch.zeros(150_000)})
+    async with (
+        policy_server() as server,
+        FaultProxy(server.address) as proxy,
+        PolicyClient(proxy.address) as client,
+    ):
+        proxy.bytes_per_s = 300_000
+        publisher = WeightPublisher(client)
+        publisher.start()
+        await publisher.publish(1, data, timeout_s=15)
+        await publisher.close()
+        assert proxy.accepted == 1
 
 
 async def test_a_server_that_cannot_be_reached_is_named_in_time() -> None:

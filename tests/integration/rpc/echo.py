@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 
 from rlightning.errors import InvalidRequestError, NotFoundError
@@ -14,6 +15,8 @@ from rlightning.types import EnvMeta, PolicyResponse
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.wire import Reader, Writer, fill_policy_response, read_env_ret
+
+logger = logging.getLogger(__name__)
 
 METHOD = "/rlightning.v1.PolicyService/Act"
 
@@ -60,6 +63,7 @@ class EchoHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
 
     async def on_close(self, session: Session, *, resumable: bool) -> None:
         self.closed.append((session.client_id, resumable))
+        logger.info("closed %s, resumable %s", session.client_id, resumable)
 
 
 class EchoService:

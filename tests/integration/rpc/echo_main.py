@@ -7,18 +7,21 @@ import asyncio
 import logging
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 from rlightning.errors import ConfigError
 from rlightning.rpc.server import run_server
-from rlightning.utils.config.rpc import ListenConfig
+from rlightning.utils.config.rpc import ListenConfig, RpcConfig
 from tests.integration.rpc.echo import EchoService
 from tests.integration.rpc.harness import FAST
 
 
 class Service(EchoService):
-    def __init__(self, mode: str) -> None:
-        super().__init__(FAST)
+    def __init__(self, mode: str, rpc: RpcConfig) -> None:
+        super().__init__(rpc)
+        # For tests in its own process; here they would only grow.
+        self.handler.opened = self.handler.closed = self.handler.seqs = deque(maxlen=0)
         self.mode = mode
 
     async def start(self) -> None:
@@ -46,15 +49,16 @@ def main() -> int:
     parser.add_argument("--mode", default="")
     parser.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop")
     parser.add_argument("--grace", type=float, default=5.0)
+    parser.add_argument("--rpc", type=RpcConfig.model_validate_json, default=FAST)
     arguments = parser.parse_args()
     if arguments.loop == "asyncio":
         sys.modules["uvloop"] = None  # as if it were not installed
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
     try:
         return run_server(
-            lambda: Service(arguments.mode),
-            listen=[ListenConfig(address=arguments.listen)],
-            rpc=FAST,
+            lambda: Service(arguments.mode, arguments.rpc),
+            listen=[ListenConfig(address=arguments.listen, plaintext=True)],
+            rpc=arguments.rpc,
             grace_s=arguments.grace,
             announce=arguments.announce,
             name="echo",

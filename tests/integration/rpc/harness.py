@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
 
 from rlightning.errors import RemoteError
+from rlightning.rpc import health
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.client import SessionClient
+from rlightning.rpc.health import ServingStatus
 from rlightning.rpc.server import RunningServer, serve
+from rlightning.testing import ServerProcess, assert_eventually
 from rlightning.types import EnvMeta, EnvRet
 from rlightning.utils.config.rpc import ListenConfig, RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
@@ -39,6 +43,7 @@ class EchoClient:
     def __init__(self, channel: Channel, client_id: str = "a", **options) -> None:
         self.pending: dict[int, tuple[EnvRet, asyncio.Future[pb.ActAnswer]]] = {}
         self.welcomes: list[pb.ActWelcome] = []
+        self.answered: list[int] = []
         self.failures: list[RemoteError] = []
         self.seq = 0
         self.explode = False
@@ -82,6 +87,7 @@ class EchoClient:
         if self.explode:
             raise ZeroDivisionError
         answer = reader.message.answer
+        self.answered.append(answer.seq)
         entry = self.pending.pop(answer.seq, None)
         if entry is not None and not entry[1].done():
             entry[1].set_result(answer)
@@ -98,6 +104,24 @@ async def running(
         yield service, server
     finally:
         await server.stop(grace_s=2.0)
+
+
+def echo_process(folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> ServerProcess:
+    """The echo service as a process of its own."""
+    return ServerProcess(
+        ["-m", "tests.integration.rpc.echo_main", *arguments], folder, prefix=prefix
+    )
+
+
+async def serving(server: ServerProcess) -> str:
+    """The address of a server process, once it is SERVING."""
+    address = server.address()
+
+    async def is_serving() -> bool:
+        return await health.check(address) is ServingStatus.SERVING
+
+    await assert_eventually(is_serving)
+    return address
 
 
 @asynccontextmanager

@@ -64,7 +64,7 @@ async def test_leaving_early_ends_the_call():
             assert (await anext(responses)).chunk == b"\0"
         begun = time.monotonic()
         await server.stop(grace_s=5)
-        assert time.monotonic() - begun < 0.4
+        assert time.monotonic() - begun < 2.5
 
 
 async def test_an_open_call_does_not_hold_up_the_stop():
@@ -76,7 +76,7 @@ async def test_an_open_call_does_not_hold_up_the_stop():
         await anext(responses)
         begun = time.monotonic()
         await server.stop(grace_s=5)
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 2.5
         with pytest.raises(UnavailableError):
             await anext(responses)
 

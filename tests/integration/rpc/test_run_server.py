@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,21 +15,8 @@ from rlightning.rpc.server import EXIT_NOW, EXIT_STUCK
 from rlightning.testing import ServerProcess, assert_eventually, free_address
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
-from tests.integration.rpc.harness import FAST, connected, hello, raw_call
-
-
-def echo(folder: Path, *arguments: str) -> ServerProcess:
-    return ServerProcess(["-m", "tests.integration.rpc.echo_main", *arguments], folder)
-
-
-async def serving(server: ServerProcess) -> str:
-    address = server.address()
-
-    async def is_serving() -> bool:
-        return await health.check(address) is ServingStatus.SERVING
-
-    await assert_eventually(is_serving)
-    return address
+from tests.integration.rpc.harness import FAST, connected, hello, raw_call, serving
+from tests.integration.rpc.harness import echo_process as echo
 
 
 async def wait(server: ServerProcess, timeout_s: float = 10) -> int:
@@ -48,7 +34,7 @@ async def test_a_signal_drains_and_exits_0_with_an_idle_stream_open(tmp_path, nu
             begun = time.monotonic()
             server.child.send_signal(number)
             assert await wait(server) == 0, server.log
-            assert time.monotonic() - begun < 1.5
+            assert time.monotonic() - begun < 4
             await assert_eventually(lambda: not client.session.connected)
             assert client.session.draining
         assert "drained" in server.log
@@ -84,7 +70,7 @@ async def test_a_second_signal_ends_it_now(tmp_path):
         server.terminate()
         await assert_eventually(lambda: "echo stops" in server.log)
         server.terminate()
-        assert await wait(server, 2) == EXIT_NOW, server.log
+        assert await wait(server, 4) == EXIT_NOW, server.log
 
 
 async def test_a_drain_that_hangs_is_given_up_at_the_end_of_the_grace(tmp_path):
@@ -93,7 +79,7 @@ async def test_a_drain_that_hangs_is_given_up_at_the_end_of_the_grace(tmp_path):
         begun = time.monotonic()
         server.terminate()
         assert await wait(server) == 0, server.log
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize(
@@ -138,16 +124,15 @@ async def test_a_killed_server_is_noticed_at_once_and_found_again_after_its_rest
         address = await serving(server)
         async with connected(address) as client:
             await client.ask()
-            begun = time.monotonic()
+            client.session._stream.lease_s = 60  # it is not the lease that tells
             server.kill()
             await assert_eventually(lambda: not client.session.connected)
-            assert time.monotonic() - begun < 0.5
             asking = asyncio.create_task(client.ask())
             with echo(tmp_path, "--listen", address) as again:
                 await serving(again)
                 begun = time.monotonic()
                 assert (await asking).seq == 2
-                assert time.monotonic() - begun < 1.2
+                assert time.monotonic() - begun < 3
                 assert not client.session.resumed
 
 
@@ -159,7 +144,7 @@ async def test_a_frozen_server_is_noticed_by_its_lease_and_resumed_after_a_thaw(
             server.freeze()
             begun = time.monotonic()
             await assert_eventually(lambda: not client.session.connected)
-            assert FAST.lease_s * 0.5 < time.monotonic() - begun < FAST.lease_s + 1
+            assert FAST.lease_s * 0.5 < time.monotonic() - begun < FAST.lease_s + 3
             server.thaw()
             assert (await client.ask()).seq == 2
             assert client.session.resumed
@@ -182,7 +167,7 @@ async def test_a_server_that_was_frozen_reads_first_and_ends_leases_later(tmp_pa
             server.thaw()
             for _ in range(written):
                 assert pb.ActResponse.FromString(await call.read()).WhichOneof("body")
-        assert "lease" not in server.log
+            assert "closed" not in server.log
 
 
 async def test_a_frozen_server_is_noticed_by_the_transport_too(tmp_path):

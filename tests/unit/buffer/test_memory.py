@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlightning.buffer import BufferConfig, DataBuffer, ReplayBuffer, RolloutBuffer
 from rlightning.buffer.pipeline import Item
-from rlightning.errors import ConfigError, StorageFullError
+from rlightning.errors import ConfigError, InvalidRowError, StorageFullError
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils import memory
 from tests.unit.buffer.scripted import ScriptedEnv, answer
 
@@ -93,3 +96,16 @@ def test_the_memory_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mo
     assert memory.memory_limit() == 2**20
     limit.write_text("max\n")
     assert memory.memory_limit() >= machine
+
+
+def test_rows_that_nobody_declared_are_counted_and_bounded() -> None:
+    """An array of no elements says in a few bytes that it has any number of rows."""
+    buffer = rollouts(2**30)
+    buffer.open_group(EnvMeta("env"))
+    nothing = np.zeros((2**28, 0), np.float32)
+    item = Item(EnvRet("env", nothing, nothing), PolicyResponse("env", action=nothing))
+    tracemalloc.start()
+    with pytest.raises(InvalidRowError, match=r"at most 1048576 rows, got 268435456"):
+        buffer.prepare("env", [item])
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()

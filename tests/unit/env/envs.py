@@ -48,6 +48,21 @@ class Counting(gym.Env[Any, Any]):
         return np.array([self.offset + self.episode, self.steps], np.float32)
 
 
+class OldReset(Counting):
+    """Gives the observation alone, as gym did before gymnasium."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class OldStep(Counting):
+    """Gives one flag, as gym did before gymnasium."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, info
+
+
 class Nested(gym.Env[Any, Any]):
     """A Dict observation with a Text part, a Dict action; every second step ends an episode."""
 

@@ -315,6 +315,17 @@ def test_a_wrong_observation_is_refused():
 
 
 @pytest.mark.parametrize("rows", [1, 2])
+def test_an_env_of_the_older_interface_is_told_of_the_new_one(rows):
+    env = GymnasiumEnv(config(f"{ENVS}:OldReset", num_envs=rows))
+    with pytest.raises(ObservationError, match=r"reset has to return \(observation, info\)"):
+        env._reset()
+    env = GymnasiumEnv(config(f"{ENVS}:OldStep", num_envs=rows))
+    env._reset()
+    with pytest.raises(ObservationError, match=r"step has to return .*, returned 4 values"):
+        env._step(answer(env.env_id, np.zeros((rows, 1) if rows > 1 else 1)))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
 def test_a_wrong_observation_is_refused_in_the_middle_of_an_episode(rows):
     env = GymnasiumEnv(config(f"{ENVS}:WrongLater", num_envs=rows))
     env._reset()

@@ -156,6 +156,14 @@ def test_a_huge_shape_is_refused_before_anything_is_allocated(shape):
         tracemalloc.stop()
 
 
+def test_an_array_without_elements_says_nothing_huge():
+    for axes in ([2**24, 0], [0, 480, 640, 3]):
+        assert decode(encode(np.zeros(axes, np.uint8))).shape == tuple(axes)
+    data = Tensor(dtype=DTYPE_UINT8, shape=[2**24 + 1, 0]).SerializeToString()
+    with pytest.raises(CodecError, match="too large"):
+        decode(data)
+
+
 def test_a_large_array_is_a_view_over_the_bytes_that_came():
     data = encode(np.arange(100_000, dtype=np.uint16))
     back = decode(data)
