@@ -250,7 +250,7 @@ async def test_no_row_is_older_than_the_rollouts_that_are_kept(length):
             await asyncio.sleep(0.05)  # an update, in which the buffer fills
             ages.append(int((version - batch.columns["policy_version"]).max()))
             await policy.publish_weights(version + 1, data)
-        assert max(ages) == 2
+        assert 1 <= max(ages) <= 2
 
 
 def server_process(tmp_path, text):
