@@ -232,17 +232,13 @@ class DataContainer:
             slots = np.concatenate([np.arange(self._used, self.capacity), self._victims(over)])
             place = Place.of(slots, slice(0, count), self.capacity)
         else:
-            rows = slice(skipped, count)
-            if start + kept <= self.capacity:
-                place = Place.run(start, rows)
-            else:
-                slots = np.arange(start, start + kept) % self.capacity
-                place = Place.of(slots, rows, self.capacity)
+            place = Place.run(start, slice(skipped, count), self.capacity)
             self.pointer = (start + kept) % self.capacity
         if self._holes or 0 < over < kept:
-            self._release(place.slots[self.data_use_counter[place.slots] >= 0])
+            held = place.slots[self.data_use_counter[place.slots] >= 0]
+            self._vacate(held, held)
         elif over > 0:
-            self._release(place.slots, place.where)
+            self._vacate(place.slots, place.where)
         self._used = min(self._used + kept, self.capacity)
         return place
 
@@ -272,7 +268,7 @@ class DataContainer:
             size = int(lengths[:fit].sum())
             self._drop_episodes(self.pointer, self.pointer + size)
             self.episode_registry.append(self.pointer, lengths[:fit])
-            place = Place.run(self.pointer, slice(row, row + size))
+            place = Place.run(self.pointer, slice(row, row + size), self.capacity)
             self.pointer += size
             self._used = max(self._used, self.pointer)
             yield place
@@ -281,24 +277,27 @@ class DataContainer:
     def _drop_episodes(self, start: int, stop: int) -> None:
         self._release(self.episode_registry.drop_overlapping(start, stop))
 
-    def _release(self, slots: Slots, where: slice | Slots | None = None) -> None:
-        """Empties slots that hold rows; `where` is the same, as of `Place`."""
+    def _vacate(self, slots: Slots, where: slice | Slots) -> None:
+        """Lets slots that hold rows be written anew; `where` is the same, as of `Place`."""
+        if self._observations is not None and len(slots):
+            self._observations.forget(slots, where, self.data_use_counter)
+        self._follows[where.start - 1 if isinstance(where, slice) else where - 1] = False
+
+    def _release(self, slots: Slots) -> None:
+        """Empties slots that hold rows."""
         if not len(slots):
             return
-        where = slots if where is None else where
-        if self._observations is not None:
-            self._observations.forget(slots, where, self.data_use_counter)
+        self._vacate(slots, slots)
         self.changes += 1
-        self.data_use_counter[where] = -1
-        self._follows[where] = False
-        self._follows[where.start - 1 if isinstance(where, slice) else where - 1] = False
+        self.data_use_counter[slots] = -1
+        self._follows[slots] = False
         if self.watcher is not None:
             self.watcher.released(slots)
 
     def _write(
         self, place: Place, columns: Mapping[str, list[Array]], ends: npt.NDArray[np.bool_]
     ) -> None:
-        slots, where, rows, linked = place
+        slots, where, rows, breaks = place
         if len(slots) < len(ends):
             ends = ends[rows]
             columns = {name: [leaf[rows] for leaf in leaves] for name, leaves in columns.items()}
@@ -307,15 +306,15 @@ class DataContainer:
         for name, mine in self._arrays.items():
             for array, new in zip(mine, columns[name], strict=True):
                 array[where] = new
-        follows = linked & ~ends
+        ends = breaks | ends
         if self._observations is not None:
             # Episodes are dropped whole, transitions one by one.
-            chained = follows if self.unit == "episode" else linked
+            apart = ends if self.unit == "episode" else breaks
             pair = (columns["observation"], columns["next_observation"])
-            self._observations.write(place, *pair, chained)
+            self._observations.write(place, *pair, apart)
         self.changes += 1
         self.data_use_counter[where] = 0
-        self._follows[where] = follows
+        self._follows[where] = ~ends
         if self._holes:
             self._holes = self._used - int((self.data_use_counter[: self._used] >= 0).sum())
         self._valid = None
@@ -417,8 +416,9 @@ class DataContainer:
         }
         if self._observations is not None:
             pair = self._observations.read(slots.reshape(-1))
-            for name, part in zip(("observation", "next_observation"), pair, strict=True):
-                arrays[name] = [leaf.reshape(slots.shape + leaf.shape[1:]) for leaf in part]
+            if slots.ndim > 1:
+                pair = map_arrays(lambda leaf: leaf.reshape(slots.shape + leaf.shape[1:]), pair)
+            arrays["observation"], arrays["next_observation"] = pair
         return {name: layout.unflatten(arrays[name]) for name, layout in self._layouts.items()}
 
     def column(self, name: str) -> Array:

@@ -67,6 +67,9 @@ def count_of(columns: Mapping[str, Any]) -> int:
     Raises:
         InvalidRowError: There are no columns, or the first has no axis of transitions.
     """
+    value = next(iter(columns.values()), None)
+    if type(value) is np.ndarray and value.ndim:
+        return len(value)
     for value in iter_arrays(columns):
         shape = np.shape(as_array(value, "columns"))
         if not shape:

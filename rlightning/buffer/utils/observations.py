@@ -39,24 +39,26 @@ class Place(NamedTuple):
     """The same, as a slice where they lie side by side: numpy is several times faster with that."""
     rows: slice
     """Which of the new rows."""
-    linked: Mask
-    """Which of the rows have the next one in the next slot, [n]."""
+    breaks: Mask
+    """After which of the rows the next one does not lie in the next slot, [n]."""
 
     @staticmethod
-    def run(start: int, rows: slice) -> Place:
-        """Returns a place of slots side by side."""
+    def run(start: int, rows: slice, capacity: int) -> Place:
+        """Returns a place of one slot after the other, from the end of a ring to its start too."""
         count = rows.stop - rows.start
-        linked = np.ones(count, np.bool_)
-        linked[-1] = False
-        where = slice(start, start + count)
-        return Place(np.arange(start, where.stop), where, rows, linked)
+        if start + count > capacity:
+            return Place.of(np.arange(start, start + count) % capacity, rows, capacity)
+        breaks = np.zeros(count, np.bool_)
+        breaks[-1] = True
+        stop = start + count
+        return Place(np.arange(start, stop), slice(start, stop), rows, breaks)
 
     @staticmethod
     def of(slots: Slots, rows: slice, capacity: int) -> Place:
         """Returns a place of any slots of a ring."""
-        linked = np.zeros(len(slots), np.bool_)
-        linked[:-1] = (slots[:-1] + 1) % capacity == slots[1:]
-        return Place(slots, slots, rows, linked)
+        breaks = np.ones(len(slots), np.bool_)
+        breaks[:-1] = (slots[:-1] + 1) % capacity != slots[1:]
+        return Place(slots, slots, rows, breaks)
 
 
 class _Stack(NamedTuple):
@@ -138,7 +140,7 @@ class Observations:
         place: Place,
         observation: Sequence[Array],
         following: Sequence[Array],
-        chained: Mask,
+        apart: Mask,
     ) -> None:
         """Writes rows; `forget` was called for what the slots held.
 
@@ -146,15 +148,17 @@ class Observations:
             place: Their slots.
             observation: One array [n, ...] per leaf.
             following: Next observations, likewise.
-            chained: Which rows have the next one in the next slot for as long as they stay, [n].
+            apart: Which rows do not have the next one in the next slot for as long as they stay,
+                [n].
         """
         for now, after in zip(observation, following, strict=True):
             same = _same(after[:-1], now[1:])
             if same is not None:
-                chained = chained.copy()
-                chained[:-1] &= same
-        apart = np.flatnonzero(~chained)
-        self._next[place.slots[apart]] = self._nexts.put([after[apart] for after in following])
+                apart = apart.copy()
+                apart[:-1] |= ~same
+        rows = apart.nonzero()[0]
+        numbers = self._nexts.put([after.take(rows, axis=0) for after in following])
+        self._next.put(place.slots.take(rows), numbers)
         if not self._stacks:
             for mine, now in zip(self._ring, observation, strict=True):
                 mine[place.where] = now
@@ -162,11 +166,11 @@ class Observations:
         stacked = {stack.leaf: stack for stack in self._stacks}
         for i, (mine, now) in enumerate(zip(self._ring, observation, strict=True)):
             mine[place.where] = now.take(-1, axis=stacked[i].axis + 1) if i in stacked else now
-        self._write_depths(place.slots, place.linked, observation)
+        self._write_depths(place.slots, place.breaks, observation)
 
-    def _write_depths(self, slots: Slots, linked: Mask, observation: Sequence[Array]) -> None:
+    def _write_depths(self, slots: Slots, breaks: Mask, observation: Sequence[Array]) -> None:
         follows = np.zeros(len(slots), np.bool_)
-        follows[1:] = linked[:-1]
+        follows[1:] = ~breaks[:-1]
         for leaf, axis, _ in self._stacks:
             frames = np.moveaxis(observation[leaf], axis + 1, 1)
             same = _same(frames[1:, :-1], frames[:-1, 1:])
@@ -190,7 +194,7 @@ class Observations:
             uses: Of each slot of the ring; not negative where it holds a row, [capacity].
         """
         # The row before a run mostly needs nothing of it.
-        if self._stacks or not isinstance(where, slice) or self._next[where.start - 1] < 0:
+        if self._stacks or not isinstance(where, slice) or self._next.item(where.start - 1) < 0:
             self._keep(slots, uses)
         held = self._next[where]
         self._nexts.free(held[held >= 0])
@@ -227,12 +231,13 @@ class Observations:
     def read(self, slots: Slots) -> tuple[list[Array], list[Array]]:
         """Returns copies of the observations and next observations of slots, [n, ...] per leaf."""
         numbers = self._next.take(slots)
-        apart = np.flatnonzero(numbers >= 0)
+        apart = (numbers >= 0).nonzero()[0]
         after = slots + 1
-        after[apart] = slots[apart]  # any slot that holds a row
+        if self._stacks:
+            after[apart] = slots[apart]  # any slot that holds a row
         following = self._observed(after)
         if len(apart):
-            numbers = numbers[apart]
+            numbers = numbers.take(apart)
             for leaf, array in enumerate(following):
                 array[apart] = self._nexts.get(leaf, numbers)
         return self._observed(slots), following
