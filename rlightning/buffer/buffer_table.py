@@ -17,9 +17,11 @@ from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.buffer.rollouts import Rollout
 from rlightning.buffer.sampler import AllDataSampler
 from rlightning.buffer.utils.layout import iter_arrays
+from rlightning.buffer.where import Where
 from rlightning.errors import (
     BufferEmptyError,
     DeadlineExceededError,
+    InvalidRequestError,
     ResourceExhaustedError,
     StorageFullError,
     UnavailableError,
@@ -110,6 +112,11 @@ class BufferTable:
     def serves_rollouts(self) -> bool:
         """Whether batches are whole rollouts, which leave the buffer."""
         return isinstance(self.buffer, RolloutBuffer)
+
+    @property
+    def samples_transitions(self) -> bool:
+        """Whether batches are drawn from single transitions, of which `where` can choose."""
+        return not self.serves_rollouts and self.buffer.config.storage.unit == "transition"
 
     @property
     def producers(self) -> Mapping[str, Producer]:
@@ -211,13 +218,15 @@ class BufferTable:
 
     # Sampling.
 
-    def take(self, batch_size: int | None = None) -> Taken | None:
+    def take(self, batch_size: int | None = None, where: Where | None = None) -> Taken | None:
         """Returns a batch if there is one.
 
         Args:
             batch_size: Transitions in it, for a buffer that does not serve rollouts.
+            where: What a transition of it must be, for a buffer that samples transitions.
 
         Raises:
+            InvalidRequestError: The transitions have no such column as `where` needs.
             ResourceExhaustedError: So large a sample never fits into the memory for batches.
         """
         buffer = self.buffer
@@ -232,7 +241,7 @@ class BufferTable:
             }
             taken = Taken(rollout.transitions, metadata, rollout, nbytes=rollout.nbytes)
         else:
-            if buffer.size() < max(1, batch_size or 1):
+            if self._available(where) < max(1, batch_size or 1):
                 return None
             whole = batch_size is None or isinstance(buffer.sampler, AllDataSampler)
             count = buffer.size() if whole else batch_size or 0
@@ -247,7 +256,7 @@ class BufferTable:
             if not self.transit.take(needed):
                 return None
             try:
-                (batch,) = buffer.sample(batch_size)
+                (batch,) = buffer.sample(batch_size, where=where)
             except BufferEmptyError:  # nothing is long enough for a sequence yet
                 self.transit.give_back(needed)
                 return None
@@ -258,6 +267,15 @@ class BufferTable:
             weakref.finalize(taken, self._sent, needed).atexit = False
         self.sampled_total += taken.transitions
         return taken
+
+    def _available(self, where: Where | None) -> int:
+        """Returns how many units a batch can be drawn from."""
+        if where is None or not self.buffer.size():
+            return self.buffer.size()
+        try:
+            return int(where.allowed(self.buffer.storages[0].container).sum())
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from None
 
     def transit_bytes(self, count: int) -> int:
         """Returns the memory for so many units on their way: as columns, and encoded."""
@@ -281,6 +299,7 @@ class BufferTable:
         timeout_s: float | None = None,
         *,
         batch_size: int | None = None,
+        where: Where | None = None,
         patience_s: float = 0.0,
     ) -> Taken:
         """Waits for a batch.
@@ -288,6 +307,7 @@ class BufferTable:
         Args:
             timeout_s: How long, in seconds; None: for ever.
             batch_size: As in `take`.
+            where: As in `take`.
             patience_s: For how long a silent producer is not complained about, in seconds.
 
         Raises:
@@ -298,7 +318,7 @@ class BufferTable:
         begun = time.monotonic_ns()
         deadline = None if timeout_s is None else begun + int(timeout_s * 1e9)
         patient_until = begun + int(patience_s * 1e9)
-        while (taken := self.take(batch_size)) is None:
+        while (taken := self.take(batch_size, where)) is None:
             now = time.monotonic_ns()
             if deadline is not None and now >= deadline:
                 raise DeadlineExceededError(

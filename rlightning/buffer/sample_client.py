@@ -7,11 +7,12 @@ import logging
 import uuid
 from collections import deque
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from typing_extensions import Self
 
 from rlightning.buffer.insert_client import SERVICE
+from rlightning.buffer.where import Where
 from rlightning.errors import (
     DeadlineExceededError,
     RemoteError,
@@ -53,11 +54,15 @@ class SampleClient:
         address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
         table: Which table; empty means `default`.
         batch_size: Transitions in a batch; 0 for whole rollouts.
+        where: What a transition must be to be in a batch, where the table samples transitions.
         prefetch: Batches that are fetched ahead.
         max_batch_bytes: How large a batch may be.
         client_id: Who this is, `[A-Za-z0-9._-]{1,64}`; default: a random one.
         rpc: Limits and times.
         auth: Token and certificates.
+
+    Raises:
+        ValueError: `where` allows no action source.
     """
 
     def __init__(
@@ -66,15 +71,19 @@ class SampleClient:
         *,
         table: str = "",
         batch_size: int = 0,
+        where: Where | None = None,
         prefetch: int = 1,
         max_batch_bytes: int = 2**31 - 1,
         client_id: str | None = None,
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
     ) -> None:
+        if where is not None and where.sources is not None and not where.sources:
+            raise ValueError("where: sources allows no transition; None allows any")
         self._channel = connect(address, rpc=rpc, auth=auth)
         self._table = table
         self._batch_size = batch_size
+        self._where = where
         self._prefetch = prefetch
         self._max_batch_bytes = max_batch_bytes
         self._client_id = client_id or f"learner-{uuid.uuid4().hex[:16]}"
@@ -218,6 +227,16 @@ class SampleClient:
     def _prepare_hello(self, request: pb.SampleRequest) -> None:
         request.hello.table = self._table
         request.hello.batch_size = self._batch_size
+        where = self._where
+        if where is not None:
+            chosen = request.hello.where
+            chosen.SetInParent()
+            if where.min_version is not None:
+                chosen.min_version = where.min_version
+            if where.max_version is not None:
+                chosen.max_version = where.max_version
+            sources: Any = map(int, where.sources or ())  # the numbers equal those on the wire
+            chosen.sources.extend(sources)
 
     async def _on_welcome(self, reader: Reader[pb.SampleResponse]) -> None:
         session = self._session

@@ -34,7 +34,10 @@ def draw_batches(
         allowed = where.allowed(container)
     indices, weights = sampler.draw(container, batch_size, shuffle=shuffle, allowed=allowed)
     batches = []
-    for part in deal(np.arange(len(indices)), workers, drop_last=drop_last):
+    parts: list[Any] = [slice(None)]
+    if workers > 1:
+        parts = deal(np.arange(len(indices)), workers, drop_last=drop_last)
+    for part in parts:
         batch = storage.read_rows(indices[part], sampler.length)
         if weights is not None:
             batch["sample_index"] = indices[part]

@@ -107,18 +107,30 @@ class SampleRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[SampleHello, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., credit: _Optional[_Union[SampleCredit, _Mapping]] = ..., ack: _Optional[_Union[SampleAck, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class SampleHello(_message.Message):
-    __slots__ = ("session", "table", "rank", "world_size", "batch_size")
+    __slots__ = ("session", "table", "rank", "world_size", "batch_size", "where")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Hello
     table: str
     rank: int
     world_size: int
     batch_size: int
-    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., table: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
+    where: SampleWhere
+    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., table: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., where: _Optional[_Union[SampleWhere, _Mapping]] = ...) -> None: ...
+
+class SampleWhere(_message.Message):
+    __slots__ = ("min_version", "max_version", "sources")
+    MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    min_version: int
+    max_version: int
+    sources: _containers.RepeatedScalarFieldContainer[_env_ret_pb2.ActionSource]
+    def __init__(self, min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_env_ret_pb2.ActionSource, str]]] = ...) -> None: ...
 
 class SampleCredit(_message.Message):
     __slots__ = ("batches",)

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlightning.buffer.buffer_table import BufferTable, Taken
+from rlightning.buffer.where import Where
 from rlightning.errors import InvalidRequestError, NotFoundError, UnavailableError
 from rlightning.latency import LatencyStats
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
+from rlightning.types import ActionSource
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Batch, Reader, encode_batch
 
@@ -42,6 +44,7 @@ class Learner:
     Attributes:
         table: What it samples.
         batch_size: Transitions in a batch; 0 for whole rollouts.
+        where: What a transition must be to be in a batch; None for anything.
         credits: Batches that may still be sent.
         credited: Set when there are credits.
         unacked: Batches that leave the buffer with their ack, by number.
@@ -53,6 +56,7 @@ class Learner:
 
     table: BufferTable
     batch_size: int
+    where: Where | None = None
     credits: int = 0
     credited: asyncio.Event = field(default_factory=asyncio.Event)
     unacked: dict[int, _Sent] = field(default_factory=dict)
@@ -131,7 +135,26 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             )
         if not table.serves_rollouts and hello.batch_size < 1:
             raise InvalidRequestError(f"table '{name}' needs a batch_size of at least 1")
-        return Learner(table, hello.batch_size)
+        return Learner(table, hello.batch_size, self._where(hello, table))
+
+    @staticmethod
+    def _where(hello: pb.SampleHello, table: BufferTable) -> Where | None:
+        if not hello.HasField("where"):
+            return None
+        if not table.samples_transitions:
+            raise InvalidRequestError(
+                f"where: table '{table.name}' does not sample single transitions"
+            )
+        asked = hello.where
+        try:
+            sources = [ActionSource(source) for source in asked.sources]
+        except ValueError as error:
+            raise InvalidRequestError(f"where.sources: {error}") from None
+        return Where(
+            asked.min_version if asked.HasField("min_version") else None,
+            asked.max_version if asked.HasField("max_version") else None,
+            sources or None,
+        )
 
     async def on_close(self, session: Session, *, resumable: bool) -> None:
         """Stops to send; what was not acked is for another learner if this one does not return."""
@@ -212,7 +235,9 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         while True:
             try:
                 return await learner.table.next(
-                    batch_size=learner.batch_size or None, patience_s=patience_s
+                    batch_size=learner.batch_size or None,
+                    where=learner.where,
+                    patience_s=patience_s,
                 )
             except UnavailableError as error:
                 _LOG.warning("%s", error)

@@ -27,7 +27,7 @@ from rlightning.buffer.utils.layout import (
     Layout,
     map_arrays,
 )
-from rlightning.buffer.utils.observations import Observations, Segment
+from rlightning.buffer.utils.observations import Observations, Place
 from rlightning.buffer.utils.watcher import Slots, Watcher
 from rlightning.errors import ConfigError, InvalidRowError, ReplayError, StorageFullError
 
@@ -204,22 +204,23 @@ class DataContainer:
             )
         self._check(layouts)
         columns = with_policy_action(columns, self._layouts)
-        lengths = np.array([count]) if lengths is None else lengths[lengths > 0]
-        ends = ends_of(columns, lengths)
-        first, written = self.pushed_total, [_NO_SLOTS]
+        if lengths is not None:
+            lengths = lengths[lengths > 0]
+        ends = ends_of(columns, count, lengths)
+        if self.unit == "transition":
+            place = self._place(count)
+            self._write(place, columns, ends)
+            self.pushed_total += count
+            return place.slots
+        written = [_NO_SLOTS]
+        for place in self._episode_places(count, np.array([count]) if lengths is None else lengths):
+            self._write(place, columns, ends)
+            written.append(place.slots)
         self.pushed_total += count
-        for slots, segments in self._places(count, lengths):
-            rows = slice(segments[0].rows.start, segments[-1].rows.stop)
-            self._write(slots, segments, columns, ends)
-            self.generation[slots] = np.arange(first + rows.start, first + rows.stop)
-            written.append(slots)
-        return written[-1] if len(written) == 2 else np.concatenate(written)
+        return np.concatenate(written)
 
-    def _places(self, count: int, lengths: Slots) -> Iterator[tuple[Slots, list[Segment]]]:
-        """Yields where new rows go, having emptied the place; they are written before the next."""
-        if self.unit == "episode":
-            yield from self._episode_places(count, lengths)
-            return
+    def _place(self, count: int) -> Place:
+        """Returns where new transitions go, having emptied the place."""
         skipped = max(0, count - self.capacity)
         if skipped:
             said = "%d transitions at once for a storage of %d: the oldest are dropped"
@@ -229,22 +230,17 @@ class DataContainer:
         over = self._used + kept - self.capacity
         if over > 0 and not skipped and self._removal != "fifo":
             slots = np.concatenate([np.arange(self._used, self.capacity), self._victims(over)])
-            segments = [Segment(slots, slice(0, count))]
+            place = Place.of(slots, slice(0, count), self.capacity)
         else:
-            slots = np.arange(start, start + kept)
-            split = self.capacity - start
-            segments = [Segment(slice(start, start + kept), slice(skipped, count))]
-            if split < kept:
-                slots %= self.capacity
-                segments = [
-                    Segment(slice(start, self.capacity), slice(skipped, skipped + split)),
-                    Segment(slice(0, kept - split), slice(skipped + split, count)),
-                ]
+            place = Place.run(start, slice(skipped, count), self.capacity)
             self.pointer = (start + kept) % self.capacity
-        if over > 0 or self._holes:
-            self._release(slots[self.data_use_counter[slots] >= 0])
+        if self._holes or 0 < over < kept:
+            held = place.slots[self.data_use_counter[place.slots] >= 0]
+            self._vacate(held, held)
+        elif over > 0:
+            self._vacate(place.slots, place.where)
         self._used = min(self._used + kept, self.capacity)
-        yield slots, segments
+        return place
 
     def _victims(self, count: int) -> Slots:
         if self._removal == "lifo":
@@ -254,7 +250,8 @@ class DataContainer:
             raise ReplayError("removal by priority needs a prioritised sampler")
         return self.watcher.lowest(count)
 
-    def _episode_places(self, count: int, lengths: Slots) -> Iterator[tuple[Slots, list[Segment]]]:
+    def _episode_places(self, count: int, lengths: Slots) -> Iterator[Place]:
+        """Yields where episodes go, having emptied the place; they are written before the next."""
         if count > self.capacity:
             from_end = np.cumsum(lengths[::-1])
             whole = int(np.searchsorted(from_end, self.capacity, side="right"))
@@ -271,53 +268,53 @@ class DataContainer:
             size = int(lengths[:fit].sum())
             self._drop_episodes(self.pointer, self.pointer + size)
             self.episode_registry.append(self.pointer, lengths[:fit])
-            place = slice(self.pointer, self.pointer + size)
+            place = Place.run(self.pointer, slice(row, row + size), self.capacity)
             self.pointer += size
             self._used = max(self._used, self.pointer)
-            yield np.arange(place.start, place.stop), [Segment(place, slice(row, row + size))]
+            yield place
             row, lengths = row + size, lengths[fit:]
 
     def _drop_episodes(self, start: int, stop: int) -> None:
         self._release(self.episode_registry.drop_overlapping(start, stop))
 
+    def _vacate(self, slots: Slots, where: slice | Slots) -> None:
+        """Lets slots that hold rows be written anew; `where` is the same, as of `Place`."""
+        if self._observations is not None and len(slots):
+            self._observations.forget(slots, where, self.data_use_counter)
+        self._follows[where.start - 1 if isinstance(where, slice) else where - 1] = False
+
     def _release(self, slots: Slots) -> None:
         """Empties slots that hold rows."""
         if not len(slots):
             return
-        if self._observations is not None:
-            self._observations.forget(slots, self.data_use_counter)
+        self._vacate(slots, slots)
         self.changes += 1
         self.data_use_counter[slots] = -1
         self._follows[slots] = False
-        self._follows[slots - 1] = False
         if self.watcher is not None:
             self.watcher.released(slots)
 
     def _write(
-        self,
-        slots: Slots,
-        segments: list[Segment],
-        columns: Mapping[str, list[Array]],
-        ends: npt.NDArray[np.bool_],
+        self, place: Place, columns: Mapping[str, list[Array]], ends: npt.NDArray[np.bool_]
     ) -> None:
-        rows = slice(segments[0].rows.start, segments[-1].rows.stop)
+        slots, where, rows, breaks = place
+        if len(slots) < len(ends):
+            ends = ends[rows]
+            columns = {name: [leaf[rows] for leaf in leaves] for name, leaves in columns.items()}
+        first = self.pushed_total + rows.start
+        self.generation[where] = np.arange(first, first + len(slots))
         for name, mine in self._arrays.items():
             for array, new in zip(mine, columns[name], strict=True):
-                for where, part in segments:
-                    array[where] = new[part]
+                array[where] = new
+        ends = breaks | ends
         if self._observations is not None:
+            # Episodes are dropped whole, transitions one by one.
+            apart = ends if self.unit == "episode" else breaks
             pair = (columns["observation"], columns["next_observation"])
-            moved = [
-                Segment(s, slice(r.start - rows.start, r.stop - rows.start)) for s, r in segments
-            ]
-            observation, following = ([leaf[rows] for leaf in leaves] for leaves in pair)
-            apart = ends[rows] if self.unit == "episode" else np.zeros(len(slots), np.bool_)
-            self._observations.write(slots, moved, observation, following, apart)
+            self._observations.write(place, *pair, apart)
         self.changes += 1
-        self.data_use_counter[slots] = 0
-        follows = ~ends[rows]
-        follows[:-1] &= (slots[:-1] + 1) % self.capacity == slots[1:]
-        self._follows[slots] = follows
+        self.data_use_counter[where] = 0
+        self._follows[where] = ~ends
         if self._holes:
             self._holes = self._used - int((self.data_use_counter[: self._used] >= 0).sum())
         self._valid = None
@@ -419,8 +416,9 @@ class DataContainer:
         }
         if self._observations is not None:
             pair = self._observations.read(slots.reshape(-1))
-            for name, part in zip(("observation", "next_observation"), pair, strict=True):
-                arrays[name] = [leaf.reshape(slots.shape + leaf.shape[1:]) for leaf in part]
+            if slots.ndim > 1:
+                pair = map_arrays(lambda leaf: leaf.reshape(slots.shape + leaf.shape[1:]), pair)
+            arrays["observation"], arrays["next_observation"] = pair
         return {name: layout.unflatten(arrays[name]) for name, layout in self._layouts.items()}
 
     def column(self, name: str) -> Array:

@@ -43,16 +43,21 @@ def window(flags: npt.NDArray[np.bool_], length: int) -> npt.NDArray[np.bool_]:
     return window
 
 
-def ends_of(columns: Mapping[str, list[Array]], lengths: Slots) -> npt.NDArray[np.bool_]:
-    """Tells after which transitions an episode or segment ends, [n]."""
-    ends = np.zeros(int(lengths.sum()), np.bool_)
+def ends_of(
+    columns: Mapping[str, list[Array]], count: int, lengths: Slots | None
+) -> npt.NDArray[np.bool_]:
+    """Tells after which of `count` transitions an episode or segment ends, [count].
+
+    Without lengths they are one.
+    """
+    ends = np.zeros(count, np.bool_)
     if "terminated" in columns and "truncated" in columns:
         pairs = zip(columns["terminated"], columns["truncated"], strict=True)
         done = [np.logical_or(a, b).reshape(len(ends), -1).any(axis=1) for a, b in pairs]
         ends |= np.logical_and.reduce(done)  # it ends when it has ended for each agent
     if "cut" in columns:
         ends |= columns["cut"][0]
-    ends[np.cumsum(lengths) - 1] = True
+    ends[-1 if lengths is None else np.cumsum(lengths) - 1] = True
     return ends
 
 
@@ -62,6 +67,9 @@ def count_of(columns: Mapping[str, Any]) -> int:
     Raises:
         InvalidRowError: There are no columns, or the first has no axis of transitions.
     """
+    value = next(iter(columns.values()), None)
+    if type(value) is np.ndarray and value.ndim:
+        return len(value)
     for value in iter_arrays(columns):
         shape = np.shape(as_array(value, "columns"))
         if not shape:

@@ -47,8 +47,10 @@ class Leaf:
         Raises:
             InvalidRowError: Another dtype or shape.
         """
-        array = value if type(value) is np.ndarray else self._array(value)
-        if array.dtype != self.dtype or isinstance(array, BFloat16Array) != self.bfloat16:
+        plain = type(value) is np.ndarray
+        array = value if plain else self._array(value)
+        bfloat16 = not plain and isinstance(array, BFloat16Array)
+        if array.dtype != self.dtype or bfloat16 != self.bfloat16:
             raise InvalidRowError(f"{self.path}: expected {self.name}, got {_dtype_name(array)}")
         if array.shape != lead + self.shape:
             raise InvalidRowError(
@@ -141,6 +143,8 @@ class Layout:
 
     def unflatten(self, arrays: Sequence[Array]) -> Any:
         """Returns the nested value of arrays in the order of `leaves`."""
+        if self._single is not None and not self._single.bfloat16:
+            return arrays[0]
         return _unflatten(self._tree, iter(arrays))
 
     @property

@@ -23,17 +23,42 @@ Mask = npt.NDArray[np.bool_]
 LINK_BYTES = 4
 """What is kept of each transition to find its next observation, in bytes."""
 
+_SMALL_BYTES = 1 << 14  # up to here, rows are compared as one string of bytes first
+_WORDS = tuple(np.dtype(f"u{size}") for size in (8, 4, 2, 1))
+
 STACK_BYTES = 5
 """What is kept of each transition beside, where frames are stacked, in bytes."""
 
 
-class Segment(NamedTuple):
+class Place(NamedTuple):
     """Where some consecutive new rows go."""
 
-    slots: slice | Slots
-    """Their places in the ring."""
+    slots: Slots
+    """Their slots in the ring, [n]."""
+    where: slice | Slots
+    """The same, as a slice where they lie side by side: numpy is several times faster with that."""
     rows: slice
     """Which of the new rows."""
+    breaks: Mask
+    """After which of the rows the next one does not lie in the next slot, [n]."""
+
+    @staticmethod
+    def run(start: int, rows: slice, capacity: int) -> Place:
+        """Returns a place of one slot after the other, from the end of a ring to its start too."""
+        count = rows.stop - rows.start
+        if start + count > capacity:
+            return Place.of(np.arange(start, start + count) % capacity, rows, capacity)
+        breaks = np.zeros(count, np.bool_)
+        breaks[-1] = True
+        stop = start + count
+        return Place(np.arange(start, stop), slice(start, stop), rows, breaks)
+
+    @staticmethod
+    def of(slots: Slots, rows: slice, capacity: int) -> Place:
+        """Returns a place of any slots of a ring."""
+        breaks = np.ones(len(slots), np.bool_)
+        breaks[:-1] = (slots[:-1] + 1) % capacity != slots[1:]
+        return Place(slots, slots, rows, breaks)
 
 
 class _Stack(NamedTuple):
@@ -112,44 +137,45 @@ class Observations:
 
     def write(
         self,
-        slots: Slots,
-        segments: Sequence[Segment],
+        place: Place,
         observation: Sequence[Array],
         following: Sequence[Array],
-        ends: Mask,
+        apart: Mask,
     ) -> None:
         """Writes rows; `forget` was called for what the slots held.
 
         Args:
-            slots: Slot of each row, [n].
-            segments: The same, as few copies need it.
+            place: Their slots.
             observation: One array [n, ...] per leaf.
             following: Next observations, likewise.
-            ends: After which rows the next slot may change although the row stays, [n].
+            apart: Which rows do not have the next one in the next slot for as long as they stay,
+                [n].
         """
-        linked = np.zeros(len(slots), np.bool_)
-        linked[:-1] = (slots[:-1] + 1) % self._capacity == slots[1:]
-        chained = linked & ~ends
         for now, after in zip(observation, following, strict=True):
-            chained[:-1] &= _same(after[:-1], now[1:])
-        apart = ~chained
-        numbers = self._nexts.put([after[apart] for after in following])
-        self._next[slots] = -1
-        self._next[slots[apart]] = numbers
+            same = _same(after[:-1], now[1:])
+            if same is not None:
+                apart = apart.copy()
+                apart[:-1] |= ~same
+        rows = apart.nonzero()[0]
+        numbers = self._nexts.put([after.take(rows, axis=0) for after in following])
+        self._next.put(place.slots.take(rows), numbers)
+        if not self._stacks:
+            for mine, now in zip(self._ring, observation, strict=True):
+                mine[place.where] = now
+            return
         stacked = {stack.leaf: stack for stack in self._stacks}
         for i, (mine, now) in enumerate(zip(self._ring, observation, strict=True)):
-            new = now.take(-1, axis=stacked[i].axis + 1) if i in stacked else now
-            for where, rows in segments:
-                mine[where] = new[rows]
-        if stacked:
-            self._write_depths(slots, linked, observation)
+            mine[place.where] = now.take(-1, axis=stacked[i].axis + 1) if i in stacked else now
+        self._write_depths(place.slots, place.breaks, observation)
 
-    def _write_depths(self, slots: Slots, linked: Mask, observation: Sequence[Array]) -> None:
+    def _write_depths(self, slots: Slots, breaks: Mask, observation: Sequence[Array]) -> None:
         follows = np.zeros(len(slots), np.bool_)
-        follows[1:] = linked[:-1]
+        follows[1:] = ~breaks[:-1]
         for leaf, axis, _ in self._stacks:
             frames = np.moveaxis(observation[leaf], axis + 1, 1)
-            follows[1:] &= _same(frames[1:, :-1], frames[:-1, 1:])
+            same = _same(frames[1:, :-1], frames[:-1, 1:])
+            if same is not None:
+                follows[1:] &= same
         steps = np.arange(len(slots))
         depth = steps - np.maximum.accumulate(np.where(follows, 0, steps))
         self._depth[slots] = np.minimum(depth, self._deepest - 1)
@@ -159,15 +185,23 @@ class Observations:
             [observation[stack.leaf][roots] for stack in self._stacks]
         )
 
-    def forget(self, slots: Slots, uses: npt.NDArray[np.int32]) -> None:
+    def forget(self, slots: Slots, where: slice | Slots, uses: npt.NDArray[np.int32]) -> None:
         """Lets slots be written anew: what other rows need of them is stored whole first.
 
         Args:
-            slots: The slots, [n].
+            slots: The slots, [n], at least one.
+            where: The same, as of `Place`.
             uses: Of each slot of the ring; not negative where it holds a row, [capacity].
         """
-        if not len(slots):
-            return
+        # The row before a run mostly needs nothing of it.
+        if self._stacks or not isinstance(where, slice) or self._next.item(where.start - 1) < 0:
+            self._keep(slots, uses)
+        held = self._next[where]
+        self._nexts.free(held[held >= 0])
+        self._next[where] = -1
+
+    def _keep(self, slots: Slots, uses: npt.NDArray[np.int32]) -> None:
+        """Stores whole what other rows need of slots."""
         breaks = np.flatnonzero((slots[:-1] + 1) % self._capacity != slots[1:])
         first, last = slots[:1], slots[-1:]
         if len(breaks):
@@ -182,9 +216,6 @@ class Observations:
             self._wholes.free(self._whole[slots][self._whole[slots] >= 0])
             self._whole[slots] = -1
             self._depth[slots] = 0
-        held = self._next[slots]
-        self._nexts.free(held[held >= 0])
-        self._next[slots] = -1
 
     def _keep_stacks(self, first: Slots, last: Slots, uses: npt.NDArray[np.int32]) -> None:
         after = (last + 1) % self._capacity
@@ -199,19 +230,26 @@ class Observations:
 
     def read(self, slots: Slots) -> tuple[list[Array], list[Array]]:
         """Returns copies of the observations and next observations of slots, [n, ...] per leaf."""
-        numbers = self._next[slots]
-        apart = numbers >= 0
-        following = self._observed(np.where(apart, slots, (slots + 1) % self._capacity))
-        if apart.any():
+        numbers = self._next.take(slots)
+        apart = (numbers >= 0).nonzero()[0]
+        after = slots + 1
+        if self._stacks:
+            after[apart] = slots[apart]  # any slot that holds a row
+        following = self._observed(after)
+        if len(apart):
+            numbers = numbers.take(apart)
             for leaf, array in enumerate(following):
-                array[apart] = self._nexts.get(leaf, numbers[apart])
+                array[apart] = self._nexts.get(leaf, numbers)
         return self._observed(slots), following
 
     def _observed(self, slots: Slots) -> list[Array]:
+        if not self._stacks:
+            return [mine.take(slots, axis=0, mode="wrap") for mine in self._ring]
         arrays: list[Array] = [
-            np.empty(0) if self._is_stack(i) else mine.take(slots, axis=0)
+            np.empty(0) if self._is_stack(i) else mine.take(slots, axis=0, mode="wrap")
             for i, mine in enumerate(self._ring)
         ]
+        slots = slots % self._capacity
         for i, stack in enumerate(self._stacks):
             arrays[stack.leaf] = self._stack(i, stack, slots)
         return arrays
@@ -260,13 +298,18 @@ def _outside(slots: Slots, others: Slots) -> Mask:
     return outside
 
 
-def _same(mine: Array, other: Array) -> Mask:
-    """Tells which rows are equal byte for byte, so that NaN and -0.0 come back as they were."""
-    mine, other = np.asarray(mine), np.asarray(other)
-    if not mine.size:
-        return np.ones(len(mine), np.bool_)
-    bits = [np.ascontiguousarray(part).reshape(len(part), -1) for part in (mine, other)]
-    if mine.dtype.kind not in "biu":
-        bits = [part.view(np.uint8) for part in bits]
+def _same(mine: Array, other: Array) -> Mask | None:
+    """Tells which rows are equal byte for byte, so that NaN and -0.0 come back as they were.
+
+    None if all of them are.
+    """
+    if mine.nbytes <= _SMALL_BYTES and mine.tobytes() == other.tobytes():
+        return None
+    row_bytes = mine.nbytes // len(mine)
+    word = next(word for word in _WORDS if row_bytes % word.itemsize == 0)
+    bits = [
+        np.ascontiguousarray(part).reshape(len(part), -1).view(np.ndarray).view(word)
+        for part in (mine, other)
+    ]
     same: Mask = (bits[0] == bits[1]).all(axis=1)
     return same

@@ -43,21 +43,23 @@ class Pool:
             arrays: One array [n, ...] per leaf.
         """
         count = len(arrays[0])
-        again = min(count, len(self._free))
-        reused = self._free[len(self._free) - again :]
-        del self._free[len(self._free) - again :]
-        fresh = range(self._used, self._used + count - again)
-        self._used = fresh.stop
-        numbers = np.array([*reused, *fresh], np.int32)
-        self._grow(self._used)
+        kept = max(0, len(self._free) - count)
+        chosen = self._free[kept:]
+        del self._free[kept:]
+        if len(chosen) < count:
+            fresh = range(self._used, self._used + count - len(chosen))
+            chosen += fresh
+            self._used = fresh.stop
+            self._grow(self._used)
+        numbers = np.array(chosen, np.int32)
+        where = slice(chosen[0], chosen[0] + 1) if count == 1 else numbers
         for mine, new in zip(self._arrays, arrays, strict=True):
-            mine[numbers] = new
+            mine[where] = new
         return numbers
 
     def get(self, leaf: int, numbers: Numbers) -> Array:
         """Returns copies of one leaf of values, [n, ...]."""
-        taken: Array = self._arrays[leaf][numbers]
-        return taken
+        return self._arrays[leaf].take(numbers, axis=0)
 
     def free(self, numbers: Numbers) -> None:
         """Forgets values."""

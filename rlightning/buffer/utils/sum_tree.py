@@ -38,6 +38,10 @@ class SumTree:
         """Sets numbers; where a slot comes twice, the last counts."""
         if not len(slots):
             return
+        first, last = int(slots[0]), int(slots[-1])
+        if last - first == len(slots) - 1 and (slots[1:] > slots[:-1]).all():
+            self._set_run(first + self._leaves, last + self._leaves, values)
+            return
         nodes = slots + self._leaves
         self._tree[nodes] = values
         while nodes[0] > 1:
@@ -45,6 +49,14 @@ class SumTree:
             if len(nodes) > 8:  # below, sorting takes longer than summing twice
                 nodes = np.unique(nodes)
             self._tree[nodes] = self._tree[2 * nodes] + self._tree[2 * nodes + 1]
+
+    def _set_run(self, first: int, last: int, values: Numbers) -> None:
+        """Sets neighbouring leaves: at every level their parents are neighbours too."""
+        self._tree[first : last + 1] = values
+        while first > 1:
+            children = self._tree[first & ~1 : (last | 1) + 1]
+            first, last = first >> 1, last >> 1
+            np.add(children[::2], children[1::2], out=self._tree[first : last + 1])
 
     def find(self, sums: Numbers) -> Slots:
         """Returns for each sum the slot where the running total of the numbers exceeds it.

@@ -72,6 +72,21 @@ def test_bfloat16_and_empty_arrays_are_compared_too() -> None:
     assert data["b"].shape == (3, 0)
 
 
+@pytest.mark.parametrize("width", [1, 700, 1002, 1004, 1008])
+def test_rows_of_any_size_are_compared(width: int) -> None:
+    rng = np.random.default_rng(5)
+    container = DataContainer(100)
+    seen = rng.integers(0, 255, (41, width), np.uint8)
+    after = seen[1:].copy()
+    after[[3, 17], -1] += 1
+    container.push({"observation": seen[:-1], "next_observation": after})
+    observation, following = held(container)
+    np.testing.assert_array_equal(observation, seen[:-1])
+    np.testing.assert_array_equal(following, after)
+    assert container._observations is not None
+    assert (container._observations._next[:40] >= 0).sum() == 3  # those two, and the last one
+
+
 @pytest.mark.parametrize("unit", ["transition", "episode"])
 @pytest.mark.parametrize("axis", [0, 2])
 def test_stacks_are_rebuilt_after_any_wrap(unit: Any, axis: int) -> None:

@@ -43,8 +43,10 @@ def test_a_tree_finds_by_running_total() -> None:
     rng = np.random.default_rng(1)
     for capacity in (1, 2, 5, 64, 100):
         tree, plain = SumTree(capacity), np.zeros(capacity)
-        for _ in range(20):
+        for turn in range(20):
             slots = rng.integers(0, capacity, 30)
+            if turn % 2:  # neighbours
+                slots = np.arange(slots.min(), slots[0] + 1)
             slots, values = np.unique(slots), rng.random(len(np.unique(slots)))
             values[rng.random(len(values)) < 0.3] = 0
             tree.set(slots, values)
