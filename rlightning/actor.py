@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlightning.env.control import ActorControl
+from rlightning.env.utils.infos import INFO_KEYS, InfoFilter
 from rlightning.errors import (
     DeadlineExceededError,
     EnvError,
@@ -35,11 +36,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-INFO_KEYS = ("episode_info", "episode")
-"""What of an env's info goes on by default: statistics of finished episodes."""
-
 MAX_ATTEMPTS = 10
-_FINAL_KEYS = frozenset({"final_rows", "final_observation", "final_info"})
 
 
 class EnvPort(Protocol):
@@ -138,7 +135,9 @@ async def run_actor(
             match, an observation that is not in its space, a token that is not accepted.
     """
     control = ActorControl() if control is None else control
-    actor = _Actor(env, policy, frozenset(info_keys), mode, purpose, control, stats or ActorStats())
+    actor = _Actor(
+        env, policy, InfoFilter(info_keys), mode, purpose, control, stats or ActorStats()
+    )
     control.enter()
     try:
         await actor.run(buffer if purpose is Purpose.TRAIN else None)
@@ -153,7 +152,7 @@ class _Actor:
         self,
         env: EnvPort,
         policy: PolicyPort,
-        info_keys: frozenset[str],
+        info_filter: InfoFilter,
         mode: Mode,
         purpose: Purpose,
         control: ActorControl,
@@ -161,7 +160,7 @@ class _Actor:
     ) -> None:
         self._env = env
         self._policy = policy
-        self._kept = info_keys | {f"_{key}" for key in info_keys}  # gymnasium's masks beside them
+        self._of_interest = info_filter
         self._mode = mode
         self._purpose = purpose
         self._control = control
@@ -233,6 +232,8 @@ class _Actor:
         try:
             env_ret = await self._env.step(response)
         except EnvError as error:
+            if self._control.stopping:  # a client that has left takes no more steps
+                return None
             self._begin_segment()
             self._stats.env_errors += 1
             await self._back_off("env", error)
@@ -270,18 +271,6 @@ class _Actor:
         if self._failures >= MAX_ATTEMPTS or isinstance(error, ObservationError):
             raise error
         await self._control.sleep(min(0.05 * 2**self._failures, 1.0))
-
-    def _of_interest(self, info: dict[str, Any]) -> dict[str, Any]:
-        if not info:
-            return info
-        kept = {key: value for key, value in info.items() if key in self._kept}
-        kept.update((key, info[key]) for key in _FINAL_KEYS if key in info)
-        if "final_info" in kept:
-            final_info = kept.pop("final_info")
-            final_info = {key: value for key, value in final_info.items() if key in self._kept}
-            if final_info:
-                kept["final_info"] = final_info
-        return kept
 
 
 def _may_pass(error: RLightningError) -> bool:

@@ -18,6 +18,7 @@ from rlightning.cli.options import (
     Overrides,
     Quiet,
     RestartWindow,
+    client_auth,
     read_run_config,
 )
 from rlightning.cluster.guard import EXIT_FAILED, one_line_errors
@@ -143,22 +144,54 @@ def health(
     from rlightning.errors import ConfigError
     from rlightning.rpc.health import ServingStatus
     from rlightning.rpc.health import check as ask
-    from rlightning.utils.config import ClientAuthConfig
     from rlightning.utils.config.rpc import check_address
 
     with one_line_errors(debug=False):
-        if (cert is None) != (key is None):
-            raise ConfigError("--cert and --key belong together")
         try:
             check_address(address)
         except ValueError as error:
             raise ConfigError(f"ADDR: {error}") from None
-        files = {"ca_file": ca, "cert_file": cert, "key_file": key}
-        shown = {name: str(file) for name, file in files.items() if file is not None}
-        auth = ClientAuthConfig(token=token, **shown)
+        auth = client_auth(token=token, ca=ca, cert=cert, key=key)
         status = asyncio.run(ask(address, check, timeout_s=timeout, auth=auth))
     typer.echo(status.name)
     raise typer.Exit(0 if status is ServingStatus.SERVING else EXIT_FAILED)
+
+
+@app.command()
+def attach(
+    env: Annotated[
+        str, typer.Argument(metavar="ENV", help="A gymnasium id, or module:Class of an env.")
+    ],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the env server.")],
+    name: Annotated[
+        Optional[str],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(help="Who this is, unique among the clients; default: host and a number."),
+    ] = None,
+    num_envs: Annotated[int, typer.Option(min=1, help="Rows that are stepped together.")] = 1,
+    token: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Bearer token."),
+    ] = None,
+    ca: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--ca", "--ca-file", help="Certificate authority of a TLS listener."),
+    ] = None,
+    cert: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Client certificate, for a listener that asks for one."),
+    ] = None,
+    key: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Its private key."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Bring an env of this machine into a running cluster until Ctrl-C."""
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.attach import attach as run_client
+
+        auth = client_auth(token=token, ca=ca, cert=cert, key=key)
+        run_client(env, server, name=name, num_envs=num_envs, auth=auth)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 if TYPE_CHECKING:
-    from rlightning.utils.config import MainConfig
+    from rlightning.utils.config import ClientAuthConfig, MainConfig
 
 Configs = Annotated[
     Optional[list[Path]],  # noqa: UP045 - typer evaluates it, also on 3.10
@@ -78,6 +78,24 @@ def read_run_config(
     known.extend(folder for folder in folders if folder not in known)
     add_import_paths(known)
     return config
+
+
+def client_auth(
+    *, token: str | None, ca: Path | None, cert: Path | None, key: Path | None
+) -> ClientAuthConfig:
+    """Returns what the options of a client say that it shows and expects.
+
+    Raises:
+        ConfigError: Only one of `cert` and `key` is given.
+    """
+    from rlightning.errors import ConfigError
+    from rlightning.utils.config import ClientAuthConfig
+
+    if (cert is None) != (key is None):
+        raise ConfigError("--cert and --key belong together")
+    files = {"ca_file": ca, "cert_file": cert, "key_file": key}
+    shown = {name: str(file) for name, file in files.items() if file is not None}
+    return ClientAuthConfig(token=token, **shown)
 
 
 def _files(configs: list[Path] | None, more: list[Path] | None) -> list[Path]:

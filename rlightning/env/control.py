@@ -22,6 +22,7 @@ class ActorControl:
     def __init__(self, *, running: bool = True) -> None:
         self.stopping = False
         self.resets = 0
+        self._branches: list[ActorControl] = []
         self._busy = 0
         self._go, self._stop, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._idle.set()
@@ -38,20 +39,37 @@ class ActorControl:
         """Whether every actor waits at the end of its step, or has ended."""
         return self._busy == 0
 
+    def branch(self) -> ActorControl:
+        """Returns a control that starts, pauses and stops with this one, and may stop before it.
+
+        Its actors are not waited for here, nor reset.
+        """
+        branch = ActorControl(running=self._go.is_set())
+        if self.stopping:
+            branch.stop()
+        self._branches = [*(one for one in self._branches if not one.stopping), branch]
+        return branch
+
     def start(self) -> None:
         """Lets the actors run."""
         self._go.set()
+        for branch in self._branches:
+            branch.start()
 
     def pause(self) -> None:
         """Lets each actor wait at the end of its step."""
         if not self.stopping:
             self._go.clear()
+            for branch in self._branches:
+                branch.pause()
 
     def stop(self) -> None:
         """Lets each actor end at the end of its step."""
         self.stopping = True
         self._stop.set()
         self._go.set()
+        for branch in self._branches:
+            branch.stop()
 
     def reset_envs(self) -> None:
         """Lets each actor reset its env before the next step; what ran before is cut."""

@@ -26,7 +26,8 @@ class EpisodeRecord:
         length: Its steps.
         seed: Seed of the row's first reset; None if it had none.
         policy_version: Version of the weights that chose its last action; 0 if not known.
-        reason: `terminated`, `truncated`, or `cut` when the env failed in the middle of it.
+        reason: `terminated`; `truncated`, also when its client left; or `cut`, when the env failed
+            in the middle of it.
         ts_end_ns: When it ended: Unix time in nanoseconds.
     """
 
@@ -90,6 +91,7 @@ class RowCounter:
         self._seeds = seeds
         self._next_id = 0
         self._returns = np.zeros(rows)
+        self._whole = np.ones(rows, bool)
         self.episode_id = np.zeros(rows, np.int64)
         self.step = np.zeros(rows, np.int64)
 
@@ -99,6 +101,15 @@ class RowCounter:
         self._next_id += self._rows
         self.step = np.zeros(self._rows, np.int64)
         self._returns = np.zeros(self._rows)
+        self._whole = np.ones(self._rows, bool)
+
+    def follow(self, episode_id: npt.NDArray[np.int64], step: npt.NDArray[np.int64]) -> None:
+        """Takes over the numbers of an env that counts by itself, after `begin` or `advance`.
+
+        An episode that is met after its first step is not recorded: its return is not known.
+        """
+        self._whole &= step == self.step
+        self.episode_id, self.step = episode_id, step
 
     def advance(
         self,
@@ -119,18 +130,21 @@ class RowCounter:
             for row in ended.tolist():
                 self._record(row, "terminated" if terminated[row] else "truncated", policy_version)
             self._returns[ended] = 0.0
+            self._whole[ended] = True
             self.step[ended] = 0
             self.episode_id = self.episode_id.copy()
             self.episode_id[ended] = np.arange(self._next_id, self._next_id + ended.size)
             self._next_id += ended.size
         return ended
 
-    def cut(self, policy_version: int) -> None:
-        """Records the running episodes, as far as they have steps, as cut."""
+    def cut(self, policy_version: int, reason: str = "cut") -> None:
+        """Records the running episodes, as far as they have steps, as ended for this reason."""
         for row in np.flatnonzero(self.step).tolist():
-            self._record(row, "cut", policy_version)
+            self._record(row, reason, policy_version)
 
     def _record(self, row: int, reason: str, policy_version: int) -> None:
+        if not self._whole[row]:
+            return
         self._log.append(
             EpisodeRecord(
                 env_id=self._env_id,

@@ -8,7 +8,8 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import gymnasium as gym
@@ -42,6 +43,8 @@ class HostedGroup:
         worker_index: Number of the group among those of its process.
         log: Takes finished episodes.
         inline_below_us: Steps whose median is below this run on the event loop; 0: none does.
+        make: Makes the env; None: the class that `config.backend` names.
+        thread: Runs one call at a time, always in the same thread; None: a thread of its own.
 
     Attributes:
         config: Of the env.
@@ -62,6 +65,8 @@ class HostedGroup:
         worker_index: int,
         log: EpisodeLog,
         inline_below_us: int = 200,
+        make: Callable[[], BaseEnv] | None = None,
+        thread: Executor | None = None,
     ) -> None:
         self.config = config
         self.env_id = env_id
@@ -70,7 +75,8 @@ class HostedGroup:
         self.activity = Activity()
         self._worker_index = worker_index
         self._log = log
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"env-{env_id}")
+        self._make = make
+        self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix=f"env-{env_id}")
         self._env: BaseEnv | None = None
         self._first: EnvRet | None = None
 
@@ -81,10 +87,10 @@ class HostedGroup:
             ConfigError: The config names no env, or one that does not take its arguments.
             EnvError: The env could not be made.
         """
-        env_class = backend_class(self.config.backend)
-        self._env = await self._in_thread(
-            "construction", env_class, self.config, self._worker_index
+        make = self._make or partial(
+            backend_class(self.config.backend), self.config, self._worker_index
         )
+        self._env = await self._in_thread("construction", make)
         self._env.env_id = self.env_id
         self.meta = await self._in_thread("init", self._env.init)
         if not isinstance(self.meta.observation_space, gym.Space) or not self.meta.num_envs:

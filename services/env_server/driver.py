@@ -1,4 +1,4 @@
-"""One actor for each hosted group, over the network."""
+"""One actor for each group, hosted or attached, over the network."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from rlightning.actor import ActorControl, ActorStats, run_actor
+from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
 from rlightning.buffer.remote_buffer import InsertClient
+from rlightning.env.env_server import AttachedGroup
 from rlightning.env.hosting import HostedGroup
 from rlightning.errors import (
     AlreadyExistsError,
@@ -21,6 +22,7 @@ from rlightning.errors import (
 )
 from rlightning.latency import LatencyStats
 from rlightning.policy.remote_policy import PolicyClient
+from rlightning.types import EnvRet
 from rlightning.utils.config import BufferConfig, MainConfig
 
 _LOG = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 _CONNECT_S = 5.0
 # A stop gives up on servers that let nothing happen for this long.
 _STALLED_S = 1.0
+# How long an actor whose client has left may take to store what came of it.
+_FAREWELL_S = 5.0
 # Messages of one writer that may be unacked.
 _WINDOW = 8
 
@@ -52,15 +56,32 @@ class Driver:
         *,
         on_failure: Callable[[RLightningError], None],
     ) -> None:
+        self._config = config
         self._control = control
         self._on_failure = on_failure
         self._actors = [_Actor(config, group, control) for group in groups]
+        self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
+        self._farewells: dict[asyncio.Task[None], _Actor] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
 
     def start(self) -> None:
         """Starts the actors; returns at once."""
         self._tasks = [asyncio.create_task(self._drive(actor)) for actor in self._actors]
+
+    def attach(self, group: AttachedGroup) -> None:
+        """Starts the actor of a client's env; returns at once."""
+        actor = _Actor(self._config, group, self._control.branch())
+        group.store = actor.store
+        self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
+
+    def detach(self, group: AttachedGroup) -> None:
+        """Ends the actor of a client that has left, once what came of it is stored."""
+        if group in self._attached:
+            actor, task = self._attached.pop(group)
+            farewell = asyncio.create_task(self._part(group, actor, task))
+            self._farewells[farewell] = actor
+            farewell.add_done_callback(self._farewells.pop)
 
     async def stop(self, timeout_s: float) -> None:
         """Ends every actor after its step in flight and waits until what it inserted is acked.
@@ -77,7 +98,9 @@ class Driver:
         self._stopped = True
         deadline = time.monotonic() + timeout_s
         self._control.stop()
-        for actor in self._actors:
+        for group in tuple(self._attached):
+            self.detach(group)
+        for actor in (*self._actors, *self._farewells.values()):
             actor.buffer.stop_waiting_for_room()
         await self._settle(self._tasks, deadline)
         flushes = [asyncio.create_task(self._flush(actor)) for actor in self._actors]
@@ -86,22 +109,31 @@ class Driver:
             if flush.cancelled() or flush.exception() is not None:
                 _LOG.warning("not all that %s inserted was acked", actor.group.env_id)
         await asyncio.gather(*(actor.close() for actor in self._actors))
+        farewells = tuple(self._farewells)
+        if farewells:
+            await asyncio.wait(farewells, timeout=max(0.1, deadline - time.monotonic()))
+            for farewell in farewells:
+                farewell.cancel()
+            await asyncio.gather(*farewells, return_exceptions=True)
 
     def stats(self) -> dict[str, Any]:
         """Returns counters, and seconds by stage, over all groups."""
         latency = LatencyStats()
-        for actor in self._actors:
+        actors = [*self._actors, *(actor for actor, _ in self._attached.values())]
+        for actor in actors:
             latency.merge(actor.stats.latency)
             # The actor's own `round_trip` is the same as the client's `act`.
             latency.merge({n: h for n, h in actor.policy.stats.items() if n != "act"})
-        stats = {actor.group.env_id: actor.stats for actor in self._actors}
+        stats = {actor.group.env_id: actor.stats for actor in actors}
+        hosted = [actor.group for actor in actors if isinstance(actor.group, HostedGroup)]
         return {
-            "groups": len(stats),
-            "groups_stepped_inline": sum(actor.group.placement.inline for actor in self._actors),
+            "groups": len(hosted),
+            "groups_attached": len(self._attached),
+            "groups_stepped_inline": sum(group.placement.inline for group in hosted),
             "env_errors": sum(one.env_errors for one in stats.values()),
             "policy_errors": sum(one.policy_errors for one in stats.values()),
             "segments": sum(one.segments for one in stats.values()),
-            "inserts_resent": sum(actor.buffer.resent for actor in self._actors),
+            "inserts_resent": sum(actor.buffer.resent for actor in actors),
             "last_errors": {name: one.last_error for name, one in stats.items() if one.last_error},
             "latency": latency.summary(),
         }
@@ -117,6 +149,37 @@ class Driver:
                 failure = RLightningError(f"the actor of {env_id} gave up: {error}")
                 failure.__cause__ = error
                 self._on_failure(failure)
+
+    async def _drive_attached(self, actor: _Actor, group: AttachedGroup) -> None:
+        """Drives one client's env; what goes wrong there is told to that client alone."""
+        try:
+            await actor.run()
+        except Exception as error:
+            if not isinstance(error, RLightningError):  # a bug, which nobody else will see
+                _LOG.error("the actor of %s raised", group.env_id, exc_info=error)
+            # A server that stops tells its clients to come back, whatever else goes wrong then.
+            if not actor.control.stopping:
+                _LOG.warning("the actor of %s gave up: %s", group.env_id, error)
+                group.fail(error)
+
+    async def _part(self, group: AttachedGroup, actor: _Actor, task: asyncio.Task[None]) -> None:
+        """Lets an actor store what its client left behind, and ends its sessions."""
+        actor.control.stop()
+        group.leave()
+        flush: asyncio.Task[None] | None = None
+        try:
+            await asyncio.wait({task}, timeout=_FAREWELL_S)
+            group.close()
+            flush = asyncio.create_task(self._flush(actor))
+            await asyncio.wait({flush}, timeout=_FAREWELL_S)
+        finally:
+            tasks = [one for one in (task, flush) if one is not None]
+            for one in tasks:
+                one.cancel()
+            if any(await asyncio.gather(*tasks, return_exceptions=True)):
+                _LOG.warning("not all that %s brought was stored", group.env_id)
+            await actor.close()
+        _LOG.info("%s has left after %d steps", group.env_id, actor.stats.steps)
 
     async def _flush(self, actor: _Actor) -> None:
         try:
@@ -142,11 +205,14 @@ class Driver:
 class _Actor:
     """The actor of one group and its clients."""
 
-    def __init__(self, config: MainConfig, group: HostedGroup, control: ActorControl) -> None:
+    def __init__(
+        self, config: MainConfig, group: HostedGroup | AttachedGroup, control: ActorControl
+    ) -> None:
         services = config.services
         # New per process: a server takes the group of a restarted process for another client.
-        client_id = f"{group.env_id}.{uuid.uuid4().hex[:12]}"
+        client_id = f"{group.env_id.replace('/', '.')[:50]}.{uuid.uuid4().hex[:12]}"
         self.group = group
+        self.control = control
         self.stats = ActorStats()
         self.policy = PolicyClient(
             services.policy.dial_address,
@@ -163,21 +229,25 @@ class _Actor:
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
         )
-        self._control = control
+        self._info_keys = group.config.info_keys if isinstance(group, HostedGroup) else INFO_KEYS
 
     async def run(self) -> None:
         with self.group.activity.told_by_sessions():
             await self._connected("policy", self.policy.start)
             await self._connected("buffer", self.buffer.start)
-        if not self._control.stopping:
+        if not self.control.stopping:
             await run_actor(
                 self.group,
                 self.policy,
                 self.buffer,
-                info_keys=self.group.config.info_keys,
-                control=self._control,
+                info_keys=self._info_keys,
+                control=self.control,
                 stats=self.stats,
             )
+
+    async def store(self, env_ret: EnvRet) -> None:
+        """Stores what nobody is asked about."""
+        await self.buffer.insert(env_ret, None)
 
     async def close(self) -> None:
         await asyncio.gather(self.policy.close(), self.buffer.close())
@@ -185,14 +255,14 @@ class _Actor:
     async def _connected(self, who: str, start: Callable[[float], Awaitable[None]]) -> None:
         """Opens a session, however long it takes for its server to be there."""
         warned = False
-        while not self._control.stopping:
+        while not self.control.stopping:
             try:
                 await start(_CONNECT_S)
             except (UnavailableError, AlreadyExistsError, DeadlineExceededError) as error:
                 if not warned:
                     _LOG.warning("%s waits for the %s server: %s", self.group.env_id, who, error)
                 warned = True
-                await self._control.sleep(0.1)
+                await self.control.sleep(0.1)
             else:
                 return
 

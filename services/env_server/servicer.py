@@ -1,4 +1,4 @@
-"""Hosts the envs of a config, runs their actors, and answers for them."""
+"""Hosts the envs of a config, lets clients attach theirs, runs their actors, answers for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from rlightning.actor import ActorControl
 from rlightning.env.base_env import BaseEnv
+from rlightning.env.env_server import AttachedGroup, RemoteEnvServer
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
 from rlightning.env.hosting import HostedGroup, host_envs
 from rlightning.env.remote_client import SERVICE
@@ -17,8 +18,10 @@ from rlightning.errors import (
     PreconditionError,
     RLightningError,
 )
+from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_unary
 from rlightning.rpc.protocol import LIBRARY_VERSION
+from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import Writer, fill_env_meta, fill_value
@@ -41,7 +44,7 @@ _NEEDS_RESET = {pb.ENV_COMMAND_APPLY_EVALUATE_CFG, pb.ENV_COMMAND_RESTORE_EVALUA
 
 
 class EnvService:
-    """`rlightning.v1.EnvService`: `Describe` and `Control` over hosted envs.
+    """`rlightning.v1.EnvService`: hosted and attached envs and their actors.
 
     Args:
         config: Sections `env`, `services`, `buffer` and `train.seed`.
@@ -51,7 +54,7 @@ class EnvService:
     """
 
     name = SERVICE
-    scopes: Mapping[str, str] = {"Describe": "learner", "Control": "learner"}
+    scopes: Mapping[str, str] = {"Attach": "env", "Describe": "learner", "Control": "learner"}
 
     def __init__(self, config: MainConfig) -> None:
         self._config = config
@@ -59,11 +62,16 @@ class EnvService:
         self._control = ActorControl()
         self._groups: list[HostedGroup] = []
         self._driver: Driver | None = None
+        self._clients = SessionRegistry(config.services.env.rpc, f"/{SERVICE}/Attach")
+        self._attached = RemoteEnvServer(
+            self._log, lambda: [group.meta for group in self._groups], self._attach, self._detach
+        )
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def handlers(self) -> Mapping[str, Handler]:
         """Returns the handlers; methods without one are UNIMPLEMENTED to who calls them."""
         return {
+            "Attach": SessionMethod(self._clients, self._attached),
             "Describe": unary_unary(pb.EnvServiceDescribeRequest, self._describe),
             "Control": unary_unary(pb.ControlRequest, self._steer),
         }
@@ -107,6 +115,15 @@ class EnvService:
         for group in self._groups:
             await group.close()
 
+    def _attach(self, group: AttachedGroup) -> None:
+        if self._driver is None:  # the gate lets no client in before
+            raise PreconditionError("the server is still starting")
+        self._driver.attach(group)
+
+    def _detach(self, group: AttachedGroup) -> None:
+        if self._driver is not None:
+            self._driver.detach(group)
+
     def _cannot_go_on(self, error: RLightningError) -> None:
         if not self.failure.done():
             self.failure.set_exception(error)
@@ -117,14 +134,17 @@ class EnvService:
             raise InvalidRequestError(f"episode_cursor: {request.episode_cursor} is below 0")
         response, writer = pb.EnvServiceDescribeResponse(), Writer()
         response.library_version = LIBRARY_VERSION
-        for group in self._groups:
-            fill_env_meta(response.envs.add(), group.meta, writer)
+        attached = [group.meta for group in self._attached.groups.values()]
+        for meta in (*(group.meta for group in self._groups), *attached):
+            fill_env_meta(response.envs.add(), meta, writer)
         response.actor_running = self._control.running
         response.env_steps = sum(group.env_steps for group in self._groups)
+        response.env_steps += self._attached.env_steps
         for episode in self._log.since(request.episode_cursor):
             _fill_episode(response.episodes.add(), episode)
         response.episode_cursor = self._log.cursor
         stats = {} if self._driver is None else self._driver.stats()
+        stats["sessions"] = describe_sessions(self._clients.sessions)
         fill_value(response.stats, stats, writer)
         return writer.finish(response)
 

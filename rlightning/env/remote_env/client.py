@@ -1,0 +1,256 @@
+"""Attaches an env of this process to an env server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from rlightning.env.episodes import EpisodeLog
+from rlightning.env.hosting import HostedGroup
+from rlightning.env.remote_env.caller_thread import CallerThread
+from rlightning.env.remote_env.given import as_base_env
+from rlightning.env.remote_env.link import AttachLink
+from rlightning.env.utils.infos import InfoFilter
+from rlightning.errors import EnvError, ObservationError
+from rlightning.rpc.loop import LoopThread
+from rlightning.types import EnvRet
+from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.v1.session_pb2 import CLIENT_STATE_RESETTING
+
+_LOG = logging.getLogger(__name__)
+
+# Failures of the env in a row after which the client gives up.
+_MAX_FAILURES = 10
+_LEAVE_S = 5.0
+
+
+@dataclass(frozen=True)
+class AttachStatus:
+    """What a client has done so far.
+
+    Attributes:
+        state: `connecting`, `running` or `resetting`.
+        steps: Env steps; every row counts.
+        episodes: Finished episodes.
+        reconnects: Times that the connection was lost and made again.
+        env_errors: Times that the env failed and was reset.
+        policy_version: Version of the weights that answered last; 0 before.
+    """
+
+    state: str
+    steps: int
+    episodes: int
+    reconnects: int
+    env_errors: int
+    policy_version: int
+
+
+class RemoteEnvClient:
+    """Brings an env into a cluster: the policy there acts in it, the buffer there stores it.
+
+    ```python
+    RemoteEnvClient(gymnasium.make("CartPole-v1"), "10.0.0.1", 50051).run()
+    ```
+
+    The env is stepped in the thread that calls `run`; the connection and its heartbeats live in a
+    thread of their own, so that a step or a reset may take minutes. After a cut or a restart of the
+    server the client goes on by itself, with the observation it holds, and steps nothing twice. An
+    env that raises is reset, and what comes next is joined to nothing before.
+
+    Args:
+        env: A `gymnasium.Env`, a vector env that resets in the step that ends an episode, or a
+            `BaseEnv`.
+        hostname: Host of the env server.
+        port: Its port.
+        name: Who this is, `[A-Za-z0-9._-]{1,64}`, unique among the clients of the server; default:
+            this machine's name and a random number.
+        auth: Token and certificates.
+        rpc: Limits and times.
+        connect_timeout_s: How long to wait for the server at first, in seconds.
+
+    Raises:
+        ConfigError: `env` is none of these.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        hostname: str,
+        port: int,
+        *,
+        name: str | None = None,
+        auth: ClientAuthConfig | None = None,
+        rpc: RpcConfig | None = None,
+        connect_timeout_s: float = 30.0,
+    ) -> None:
+        self.env = as_base_env(env)
+        self.name = name or f"{_host_name()}-{uuid.uuid4().hex[:8]}"
+        self._address = f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
+        self._auth = auth
+        self._rpc = rpc
+        self._connect_timeout_s = connect_timeout_s
+        self._thread = CallerThread()
+        self._loop: LoopThread | None = None
+        self._log = EpisodeLog(1)
+        self._group = HostedGroup(
+            self.env.config,
+            self.name,
+            worker_index=0,
+            log=self._log,
+            inline_below_us=0,  # the loop is for the connection alone
+            make=lambda: self.env,
+            thread=self._thread,
+        )
+        self._of_interest = InfoFilter(self.env.config.info_keys)
+        self._started = False
+        self._link: AttachLink | None = None
+        self._stopping: asyncio.Event | None = None
+        self._stop_asked = False
+        self._env_errors = 0
+        self._failures = 0
+        self._policy_version = 0
+
+    @property
+    def status(self) -> AttachStatus:
+        """What this client has done so far; any thread may ask."""
+        link = self._link
+        resetting = self._group.activity.state == CLIENT_STATE_RESETTING
+        connected = link is not None and link.connected
+        return AttachStatus(
+            state="resetting" if resetting else "running" if connected else "connecting",
+            steps=self._group.env_steps,
+            episodes=self._log.cursor,
+            reconnects=max(0, link.welcomes - 1) if link is not None else 0,
+            env_errors=self._env_errors,
+            policy_version=self._policy_version,
+        )
+
+    def is_finish(self) -> bool:
+        """Whether to stop after the step just taken; to override. Asks the env by default."""
+        return self.env.is_finish()
+
+    def run(self) -> None:
+        """Steps the env until `is_finish`, `stop` or Ctrl-C; may be called again after that.
+
+        Ctrl-C ends the session in order, so that the open episode is truncated, and closes the env.
+
+        Raises:
+            RemoteError: The server refused this client, or was not there in time.
+            EnvError: The env failed again and again.
+            KeyboardInterrupt: Ctrl-C.
+        """
+        if self._loop is None:
+            self._loop = LoopThread("rlightning-attach")
+        job = self._loop.submit(self._run())
+        try:
+            self._thread.run_until_done(job)
+        except KeyboardInterrupt:
+            self.stop()
+            # What the env was doing is lost; the server is told all the same.
+            with suppress(Exception):
+                self._thread.run_until_done(job)
+            self.close()
+            raise
+
+    def stop(self) -> None:
+        """Ends `run` after the step in flight; any thread may call it."""
+        self._stop_asked = True
+        stopping = self._stopping
+        if self._loop is not None and stopping is not None:
+            with suppress(RuntimeError):  # the loop has been closed meanwhile
+                self._loop.loop.call_soon_threadsafe(stopping.set)
+
+    def close(self) -> None:
+        """Closes the env and ends the thread. Safe to repeat; not while `run` runs."""
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+            self.env.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _run(self) -> None:
+        group, self._stopping = self._group, asyncio.Event()
+        if not self._started:
+            await group.start()
+            self._started = True
+        with group.activity.told_by_sessions():
+            self._link = link = AttachLink(
+                self._address, group.meta, self.name, rpc=self._rpc, auth=self._auth
+            )
+        try:
+            await link.start(self._connect_timeout_s)
+            await self._drive(link)
+        finally:
+            self._stopping, self._stop_asked = None, False
+            await link.close()
+
+    async def _drive(self, link: AttachLink) -> None:
+        assert self._stopping is not None
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            env_ret = await self._reset()
+            while not (self._stop_asked or self.is_finish()):
+                asking = asyncio.ensure_future(link.ask(self._to_send(env_ret)))
+                await asyncio.wait({asking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if not asking.done():  # told to stop; this step is at the server already
+                    asking.cancel()
+                    return
+                response = asking.result()
+                self._policy_version = getattr(response, "policy_version", 0)
+                try:
+                    env_ret = await self._group.step(response)
+                except EnvError as error:
+                    self._note(error)
+                    env_ret = await self._reset()
+                else:
+                    self._failures = 0
+            await link.tell(self._to_send(env_ret))
+        finally:
+            stopped.cancel()
+
+    async def _reset(self) -> EnvRet:
+        while True:
+            try:
+                return await self._group.reset()
+            except EnvError as error:
+                self._note(error)
+                await asyncio.sleep(min(0.05 * 2**self._failures, 1.0))
+
+    def _to_send(self, env_ret: EnvRet) -> EnvRet:
+        env_ret.info = self._of_interest(env_ret.info)
+        return env_ret.mark_env_sent()
+
+    def _note(self, error: EnvError) -> None:
+        """Takes note of a failure of the env.
+
+        Raises:
+            EnvError: There were too many, or a reset is no help.
+        """
+        self._env_errors += 1
+        self._failures += 1
+        if self._failures >= _MAX_FAILURES or isinstance(error, ObservationError):
+            raise error
+        _LOG.warning("the env is reset: %s", error)
+
+
+def _host_name() -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:40] or "client"

@@ -1,0 +1,153 @@
+"""The client's side of `Attach`: numbered steps, one answer at a time, across cuts and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from rlightning.env.remote_client import SERVICE
+from rlightning.errors import CodecError, RemoteError, UnavailableError
+from rlightning.rpc.channel import connect
+from rlightning.rpc.client import SessionClient
+from rlightning.rpc.status import from_error_status
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.v1 import env_service_pb2 as pb
+from rlightning.wire import Reader, Writer, fill_env_ret, read_policy_response
+
+
+class AttachLink:
+    """One attached env's connection. Belongs to one event loop.
+
+    A step that waits for its answer is sent again under its number after a cut. A server that knows
+    the session answers it as before; another one begins a new segment with it. So a step is
+    executed once, by whichever answer comes first.
+
+    Args:
+        address: `HOST:PORT` of the env server.
+        meta: Spaces and rows of the env.
+        client_id: Who this is, unique among the clients of the server.
+        rpc: Limits and times.
+        auth: Token and certificates.
+
+    Attributes:
+        welcomes: How often a server has let this client in.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        meta: EnvMeta,
+        client_id: str,
+        *,
+        rpc: RpcConfig | None = None,
+        auth: ClientAuthConfig | None = None,
+    ) -> None:
+        self.welcomes = 0
+        self._channel = connect(address, rpc=rpc, auth=auth)
+        self._asked: _Asked | None = None
+        self._seq = 0
+        self._session = SessionClient(
+            self._channel,
+            f"/{SERVICE}/Attach",
+            request_type=pb.AttachRequest,
+            response_type=pb.AttachResponse,
+            client_id=client_id,
+            spec=meta,
+            prepare_hello=self._prepare_hello,
+            on_welcome=self._on_welcome,
+            on_message=self._on_message,
+            on_failure=self._on_failure,
+        )
+
+    @property
+    def connected(self) -> bool:
+        """Whether a server is there right now."""
+        return self._session.connected
+
+    async def start(self, timeout_s: float) -> None:
+        """Opens the session.
+
+        Raises:
+            PreconditionError: The cluster is for other spaces; the message lists what differs.
+            AlreadyExistsError: Another client has this id.
+            ResourceExhaustedError: The server is full.
+            UnavailableError: No server answered in time.
+        """
+        await self._session.start(timeout_s)
+
+    async def ask(self, env_ret: EnvRet) -> PolicyResponse:
+        """Sends a step and returns the answer to it, however often the connection breaks.
+
+        Raises:
+            RemoteError: The session ended for good.
+        """
+        self._seq += 1
+        answer: asyncio.Future[PolicyResponse] = asyncio.get_running_loop().create_future()
+        self._asked = asked = _Asked(self._seq, env_ret, answer)
+        try:
+            await self._session.send(self._encode(asked))
+            return await answer
+        finally:
+            self._asked = None
+
+    async def tell(self, env_ret: EnvRet) -> None:
+        """Sends the last step, which wants no answer.
+
+        Raises:
+            RemoteError: The session has ended for good.
+        """
+        self._seq += 1
+        await self._session.send(self._encode(_Asked(self._seq, env_ret)))
+
+    async def close(self) -> None:
+        """Ends the session in order and closes the connection."""
+        await self._session.close()
+        self._on_failure(UnavailableError("the client was closed", peer=self._channel.address))
+        await self._channel.close()
+
+    def _prepare_hello(self, request: pb.AttachRequest) -> None:
+        # Not `last_env_ret`: a step that waits for its answer is sent again by itself, and one that
+        # was answered must not be answered once more.
+        request.hello.last_seq = self._seq
+
+    async def _on_welcome(self, reader: Reader[pb.AttachResponse]) -> None:
+        self.welcomes += 1
+        asked = self._asked
+        if asked is not None:
+            await self._session.send_now(self._encode(asked))
+
+    def _encode(self, asked: _Asked) -> bytes:
+        request, writer = self._session.new_request(), Writer()
+        request.steps.epoch = self._session.epoch
+        step = request.steps.steps.add(seq=asked.seq, wants_action=asked.answer is not None)
+        fill_env_ret(step.env_ret, asked.env_ret, writer)
+        return writer.finish(request)
+
+    def _on_message(self, reader: Reader[pb.AttachResponse]) -> None:
+        answer, asked = reader.message.answer, self._asked
+        # An answer that comes again has been executed already.
+        if asked is None or asked.answer is None or answer.seq != asked.seq or asked.answer.done():
+            return
+        peer = self._channel.address
+        if answer.WhichOneof("result") == "error":
+            asked.answer.set_exception(from_error_status(answer.error, peer=peer))
+            return
+        try:
+            asked.answer.set_result(read_policy_response(answer.response, reader))
+        except CodecError as error:
+            asked.answer.set_exception(RemoteError(f"bad answer: {error}", peer=peer))
+
+    def _on_failure(self, error: RemoteError) -> None:
+        asked = self._asked
+        if asked is not None and asked.answer is not None and not asked.answer.done():
+            asked.answer.set_exception(error)
+
+
+@dataclass
+class _Asked:
+    """A step as it was sent; with `answer`, one that waits for it."""
+
+    seq: int
+    env_ret: EnvRet
+    answer: asyncio.Future[PolicyResponse] | None = None
