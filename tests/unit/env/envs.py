@@ -137,10 +137,12 @@ class SometimesBreaking(Counting):
 
 
 class SlowReset(Counting):
-    """Takes a second to reset."""
+    """Takes a second to reset, or as long as it is told."""
+
+    pause_s = 1.0
 
     def reset(self, *, seed=None, options=None):
-        time.sleep(1.0)
+        time.sleep(self.pause_s)
         return super().reset(seed=seed, options=options)
 
 
