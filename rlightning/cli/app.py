@@ -11,13 +11,17 @@ import typer
 
 from rlightning.cli import config as config_commands
 from rlightning.cli.options import (
+    Ca,
+    Cert,
     Configs,
     Debug,
+    Key,
     MoreConfigs,
     Name,
     Overrides,
     Quiet,
     RestartWindow,
+    Token,
     client_auth,
     read_run_config,
 )
@@ -121,22 +125,10 @@ def health(
         ),
     ] = "",
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 2.0,
-    ca: Annotated[
-        Optional[Path],  # noqa: UP045 - typer evaluates it, also on 3.10
-        typer.Option("--ca", "--ca-file", help="Certificate authority of a TLS listener."),
-    ] = None,
-    cert: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Client certificate, for a listener that asks for one."),
-    ] = None,
-    key: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Its private key."),
-    ] = None,
-    token: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Bearer token."),
-    ] = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    token: Token = None,
 ) -> None:
     """Exit 0 if a service is SERVING, else 1."""
     import asyncio
@@ -168,22 +160,10 @@ def attach(
         typer.Option(help="Who this is, unique among the clients; default: host and a number."),
     ] = None,
     num_envs: Annotated[int, typer.Option(min=1, help="Rows that are stepped together.")] = 1,
-    token: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Bearer token."),
-    ] = None,
-    ca: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--ca", "--ca-file", help="Certificate authority of a TLS listener."),
-    ] = None,
-    cert: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Client certificate, for a listener that asks for one."),
-    ] = None,
-    key: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Its private key."),
-    ] = None,
+    token: Token = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
     debug: Debug = False,
 ) -> None:
     """Bring an env of this machine into a running cluster until Ctrl-C."""

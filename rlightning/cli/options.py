@@ -35,6 +35,22 @@ RestartWindow = Annotated[
         help="Seconds to wait for a service that died to be started again; 0 ends the run at once.",
     ),
 ]
+Ca = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--ca", "--ca-file", help="Certificate authority of a TLS listener."),
+]
+Cert = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--cert", help="Client certificate, for a listener that asks for one."),
+]
+Key = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--key", help="Its private key."),
+]
+Token = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--token", help="Bearer token."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug lines.")]
 

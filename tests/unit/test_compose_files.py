@@ -195,7 +195,6 @@ def test_your_code_is_on_the_import_path():
         assert all((ROOT / bind["source"]).is_dir() for bind in binds)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="images are built with 3.11, for tomllib")
 @pytest.mark.parametrize("extra", ["serve", "buffer", "policy", "learn"])
 def test_requirements_of_an_extra_are_those_of_the_package(extra):
     done = subprocess.run(

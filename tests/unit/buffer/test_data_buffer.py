@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from rlightning.buffer import (
     BufferConfig,
@@ -226,7 +227,6 @@ def test_get_takes_ints_sequences_arrays_and_dicts() -> None:
 
 
 def test_get_takes_tensors() -> None:
-    torch = pytest.importorskip("torch")
     buffer = replay()
     for t in range(3):
         env_ret, response = step(t)

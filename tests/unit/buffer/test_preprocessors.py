@@ -3,6 +3,7 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from rlightning.buffer.utils.preprocessors import (
     BoxFlattenPreprocessor,
@@ -28,7 +29,6 @@ def test_a_discrete_becomes_one_hot() -> None:
     assert one_hot.shape == (3,)
     assert one_hot(np.array(2)).tolist() == [0, 1, 0]
     assert one_hot.batch_transform((np.array(1), np.array(3))).tolist() == [[1, 0, 0], [0, 0, 1]]
-    torch = pytest.importorskip("torch")
     vector = one_hot(torch.tensor(3))
     assert isinstance(vector, torch.Tensor)
     assert vector.tolist() == [0, 0, 1]

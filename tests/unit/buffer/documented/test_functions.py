@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from rlightning.buffer.utils.postprocess import n_step_postprocess_fn
 from rlightning.buffer.utils.preprocessors import (
@@ -118,7 +119,6 @@ def advantages(kind: str) -> list[Any]:
     rng = np.random.default_rng(3)
     arrays = [rng.normal(size=(13, 4)) for _ in range(3)] + [rng.random((13, 4)) < 0.2]
     if kind == "tensor":
-        torch = pytest.importorskip("torch")
         return [torch.from_numpy(array) for array in arrays]
     if kind == "float":
         arrays[3] = arrays[3].astype(np.float64)
@@ -182,7 +182,6 @@ def test_discrete_values_become_one_hot() -> None:
     assert one_hot.shape == (3,)
     assert one_hot(np.array(1)).tolist() == [0, 1, 0]
     assert one_hot.batch_transform((np.array(0), np.array(2))).tolist() == [[1, 0, 0], [0, 0, 1]]
-    torch = pytest.importorskip("torch")
     assert isinstance(one_hot(torch.tensor(2)), torch.Tensor)
     with pytest.raises(AssertionError):
         DiscretePreprocessor(BOX)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensordict
+import torch
 
 from rlightning.buffer.utils import BufferView, EpisodeTable, Storage
 from rlightning.buffer.utils.container import DataContainer
@@ -120,7 +122,6 @@ def test_columns_of_several_lengths_are_refused() -> None:
 
 
 def test_tensordicts_are_pushed() -> None:
-    torch, tensordict = pytest.importorskip("torch"), pytest.importorskip("tensordict")
     container = DataContainer(5)
     container.push(tensordict.TensorDict({"x": torch.arange(3)}, [3]))
     assert container.get_data()["x"].tolist() == [0, 1, 2]
@@ -212,7 +213,6 @@ def test_transitions_are_read_by_int_slice_array_and_tensor() -> None:
     assert container.read(-1)["x"] == 3
     assert container.read(slice(1, 3))["x"].tolist() == [1, 2]
     assert container.read(np.array([3, 0]))["x"].tolist() == [3, 0]
-    torch = pytest.importorskip("torch")
     assert container.read(torch.tensor([1, 1]))["x"].tolist() == [1, 1]
     for bad in (4, -5, np.array([4])):
         with pytest.raises(IndexError):
