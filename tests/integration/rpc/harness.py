@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import numpy as np
 from gymnasium import spaces
 
@@ -14,6 +15,7 @@ from rlightning.errors import RemoteError
 from rlightning.rpc import health
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.client import SessionClient
+from rlightning.rpc.handlers import EOF
 from rlightning.rpc.health import ServingStatus
 from rlightning.rpc.server import RunningServer, serve
 from rlightning.testing import ServerProcess, assert_eventually
@@ -154,3 +156,13 @@ def hello(client_id: str = "a", token: str = "", version: int = 1) -> bytes:
     request.hello.session.client_id = client_id
     request.hello.session.resume_token = token
     return request.SerializeToString()
+
+
+async def status_of(call) -> tuple[grpc.StatusCode, str]:
+    """Reads a call to its end."""
+    try:
+        while await call.read() is not EOF:
+            pass
+    except grpc.aio.AioRpcError:
+        pass
+    return await call.code(), await call.details()
