@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 
 from rlightning.cluster.backend import Backend
 from rlightning.cluster.display import Display
@@ -130,7 +131,7 @@ class Monitor:
         self._display.update(self.progress, final=final)
         target = self._train.target_return
         full = len(self._returns) == self._train.target_episodes
-        if target is not None and mean is not None and full and mean >= target:
+        if target is not None and mean is not None and full and inf > mean >= target:
             self.reached.set()
 
     def _tell_of_cut(self, episodes: Sequence[EpisodeRecord]) -> None:

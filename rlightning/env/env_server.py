@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rlightning.env.episodes import EpisodeLog, RowCounter
 from rlightning.env.utils.infos import InfoFilter
-from rlightning.env.utils.spaces import mismatch
+from rlightning.env.utils.spaces import all_finite, mismatch
 from rlightning.errors import CodecError, EnvError, InvalidRequestError
 from rlightning.rpc.activity import Activity
 from rlightning.rpc.protocol import Arrival, stamp
@@ -86,6 +86,11 @@ class AttachedGroup:
         self._answer: PolicyResponse | None = None
 
     # What the actor loop calls.
+
+    async def came(self) -> None:
+        """Returns when the client has sent its first step, or has left."""
+        while not self._inbox and not self._left:
+            await self._wait()
 
     async def reset(self) -> EnvRet:
         """Returns the observation with which the client begins, or has begun anew.
@@ -222,8 +227,13 @@ class AttachedGroup:
         if difference is not None or env_ret.rows is not None:
             what = difference or "rows: expected all of the group in every step"
             raise InvalidRequestError(f"step {step.seq}: {what}")
+        # One such number from anybody would spoil the update that everybody's rows share.
+        if not all_finite(env_ret.observation):
+            raise InvalidRequestError(f"step {step.seq}: observation: NaN or infinite")
         env_ret.env_id = self.env_id
         env_ret.last_reward = self._of_rows(env_ret.last_reward, np.float32, "last_reward")
+        if not np.isfinite(env_ret.last_reward).all():
+            raise InvalidRequestError(f"step {step.seq}: last_reward: NaN or infinite as float32")
         env_ret.last_terminated = self._of_rows(env_ret.last_terminated, np.bool_, "terminated")
         env_ret.last_truncated = self._of_rows(env_ret.last_truncated, np.bool_, "truncated")
         for name in ("episode_id", "step"):
@@ -233,14 +243,17 @@ class AttachedGroup:
         return env_ret
 
     def _of_rows(self, value: Any, dtype: type[Any], name: str) -> npt.NDArray[Any]:
-        array = np.asarray(value)
-        if array.ndim == 0:  # a default that was left out
-            return np.full(self._rows, array, dtype)
-        if array.shape != (self._rows,) or array.dtype.kind not in "biuf":
+        try:
+            array = np.asarray(value)
+        except ValueError:  # nested lists of different lengths
+            raise InvalidRequestError(f"{name}: expected an array [{self._rows}]") from None
+        if array.shape not in {(self._rows,), ()} or array.dtype.kind not in "biuf":
             raise InvalidRequestError(
                 f"{name}: expected [{self._rows}], got {array.dtype}{list(array.shape)}"
             )
-        return array.astype(dtype)
+        with np.errstate(over="ignore"):
+            # A scalar is a default that was left out.
+            return np.broadcast_to(array, self._rows).astype(dtype)
 
     async def _send_answer(self) -> None:
         if self._asked is None or self._answer is None:

@@ -234,6 +234,9 @@ class _Actor:
     async def run(self) -> None:
         with self.group.activity.told_by_sessions():
             await self._connected("policy", self.policy.start)
+            if isinstance(self.group, AttachedGroup):
+                # Rollouts wait for whoever writes: not for one that has not begun.
+                await self.group.came()
             await self._connected("buffer", self.buffer.start)
         if not self.control.stopping:
             await run_actor(

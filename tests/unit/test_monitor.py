@@ -73,11 +73,15 @@ def watch(tmp_path, monkeypatch):
     return _watch
 
 
-def test_the_target_needs_the_mean_of_enough_episodes(watch):
-    backend = FakeBackend(make_state(1, 30.0), make_state(1))
+@pytest.mark.parametrize("returns", [[30.0], [float("inf")] * 9, [float("nan")] * 9])
+def test_the_target_needs_the_mean_of_enough_episodes_and_a_number(watch, returns):
+    backend = FakeBackend(make_state(1, *returns), make_state(1))
     with watch(backend) as monitor:
         assert backend.seen.wait(5)
         assert not monitor.reached.is_set()
+
+
+def test_the_target_is_the_mean_of_the_last_episodes(watch):
     backend = FakeBackend(make_state(1, 0.0, 9.0), make_state(2, 11.0), make_state(2))
     with watch(backend) as monitor:
         assert monitor.reached.wait(5)

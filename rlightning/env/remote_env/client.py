@@ -197,11 +197,28 @@ class RemoteEnvClient:
                 self._address, group.meta, self.name, rpc=self._rpc, auth=self._auth
             )
         try:
-            await link.start(self._connect_timeout_s)
-            await self._drive(link)
+            if await self._connected(link):
+                await self._drive(link)
         finally:
             self._stopping, self._stop_asked = None, False
             await link.close()
+
+    async def _connected(self, link: AttachLink) -> bool:
+        """Opens the session; False if this client was told to stop meanwhile."""
+        assert self._stopping is not None
+        if self._stop_asked:
+            return False
+        starting = asyncio.ensure_future(link.start(self._connect_timeout_s))
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+            return starting.done()
+        finally:
+            for task in (starting, stopped):
+                task.cancel()
+            await asyncio.wait({starting, stopped})
 
     async def _drive(self, link: AttachLink) -> None:
         assert self._stopping is not None

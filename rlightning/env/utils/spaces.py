@@ -93,6 +93,14 @@ def _first_mismatch(parts: list[tuple[gym.Space[Any], Any, str]], rows: int | No
     return next((text for text in texts if text), None)
 
 
+def all_finite(value: Any) -> bool:
+    """Tells whether no array of floats in a nested value holds NaN or an infinity."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    parts = value.values() if isinstance(value, Mapping) else value
+    return not isinstance(value, (Mapping, list, tuple)) or all(map(all_finite, parts))
+
+
 def structure(space: Any) -> Any:
     """Returns the nesting and shapes of a space, or of a dict of spaces by agent, to compare."""
     if isinstance(space, (gym.spaces.Dict, dict)):

@@ -442,13 +442,17 @@ async def test_a_step_that_comes_twice_is_taken_once():
         assert running.service._attached.env_steps == 23
 
 
-@pytest.mark.parametrize("what", ["gap", "shape", "epoch"])
+@pytest.mark.parametrize("what", ["gap", "shape", "epoch", "nan", "inf", "text", "ragged"])
 async def test_bad_steps_end_the_session_and_nothing_else(what):
     async with cluster() as running, raw_client(running) as client:
         await client.send((1, True))
         await client.answer()
         if what == "shape":
             client.env_ret = EnvRet("raw", np.zeros((1, 3), np.int64))
+        rewards = {"inf": np.full(1, 1e308), "text": "1.0", "ragged": [1.0, [2.0, 3.0]]}
+        client.env_ret.last_reward = rewards.get(what, 0.0)
+        if what == "nan":
+            client.env_ret.observation = client.env_ret.observation * np.float32("nan")
         client.epoch += what == "epoch"
         await client.send((5 if what == "gap" else 2, True))
         codes = {"epoch": "FAILED_PRECONDITION"}
@@ -547,6 +551,30 @@ async def test_the_command_attaches_until_ctrl_c(tmp_path, task):
             assert "interrupted" in process.log
         # Left in order, so that nobody waits for a lease.
         assert running.service._attached.groups == {}
+
+
+async def test_ctrl_c_is_heard_while_nobody_answers(tmp_path):
+    command = ["-c", CLI, "attach", "CartPole-v1", "--server", "127.0.0.1:1"]
+    process = ServerProcess(command, tmp_path, announces=False)
+    with process:
+        await assert_eventually(lambda: "attaching" in process.log, PATIENCE_S)
+        await asyncio.sleep(0.5)
+        process.child.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.wait, 10) == 130
+
+
+async def test_who_has_not_begun_holds_no_rollout_up():
+    async with cluster() as running, raw_client(running) as client:
+
+        async def writers():
+            return (await running.buffer.describe()).tables["default"].writers
+
+        assert set(await running.env_ids()) == {"count-0-0", "attached/raw"}
+        await asyncio.sleep(0.5)
+        assert await writers() == 1  # the hosted group
+        await client.send((1, True))
+        await client.answer()
+        assert await writers() == 2
 
 
 async def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
