@@ -191,8 +191,10 @@ class SessionRegistry:
                 return
             session.detach(stream)
             fatal = error is not None and not isinstance(error, UnavailableError)
-            # A refused stream leaves the state of an earlier one, if there is one, as it was.
-            over = stream.left or fatal if stream.opened else not session.resumed
+            # A client that said nothing after its first hello has nothing to come back to, and may
+            # not know its token. A refused stream leaves the state of an earlier one as it was.
+            unused = not (session.resumed or stream.heard_more)
+            over = unused or (stream.opened and (stream.left or fatal))
             fenced = session.owner is not stream
             if not fenced:
                 session.owner = None

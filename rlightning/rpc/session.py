@@ -183,6 +183,7 @@ class _Conversation:
         handler, stream, epoch = self._handler, self._stream, session.epoch
         while (reader := await self._read()) is not None:
             message = reader.message
+            stream.heard_more = True
             session.arrival = arrival_of(message)
             body = message.WhichOneof("body")
             if body == "heartbeat":

@@ -36,6 +36,7 @@ class Stream:
         heard_ns: When the peer was last heard, by the monotonic clock.
         busy: The service is at work on a message, so that nothing is read: no sign of a dead peer.
         opened: The service has accepted it.
+        heard_more: Something came after the hello.
         left: The client has said that it ends the session.
         write_since_ns: Since when a write has been waiting for the peer to read; 0 if none is.
         stuck: A write of it was given up while gRPC still waits for the peer to read.
@@ -58,6 +59,7 @@ class Stream:
         self.heard_ns = time.monotonic_ns()
         self.busy = False
         self.opened = False
+        self.heard_more = False
         self.left = False
         self.write_since_ns = 0
         self.stuck = False

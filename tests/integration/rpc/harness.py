@@ -158,6 +158,17 @@ def hello(client_id: str = "a", token: str = "", version: int = 1) -> bytes:
     return request.SerializeToString()
 
 
+async def open_session(call, token: str = "") -> pb.ActWelcome:
+    """Says hello and one heartbeat, so that there is a session to come back to."""
+    await call.write(hello(token=token))
+    welcome = pb.ActResponse.FromString(await call.read()).welcome
+    heartbeat = pb.ActRequest()
+    heartbeat.heartbeat.SetInParent()
+    await call.write(heartbeat.SerializeToString())
+    await call.read()
+    return welcome
+
+
 async def status_of(call) -> tuple[grpc.StatusCode, str]:
     """Reads a call to its end."""
     try:

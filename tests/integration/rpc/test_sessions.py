@@ -29,6 +29,7 @@ from tests.integration.rpc.harness import (
     EchoClient,
     connected,
     hello,
+    open_session,
     raw_call,
     running,
     status_of,
@@ -57,6 +58,16 @@ async def test_half_close_frees_the_client_id_at_once():
                 assert client.session.epoch == 1
 
 
+async def test_a_client_that_goes_before_it_says_anything_leaves_nothing_behind():
+    async with running() as (service, server):
+        for _ in range(3):
+            async with raw_call(server.address) as call:
+                await call.write(hello())
+                await call.read()
+            await assert_eventually(lambda: not service.registry.sessions)
+        assert service.handler.closed == [("a", False)] * 3
+
+
 async def test_a_session_that_comes_back_waits_until_its_end_has_been_dealt_with():
     async with running() as (service, server):
         noted, on_close = asyncio.Event(), service.handler.on_close
@@ -67,8 +78,7 @@ async def test_a_session_that_comes_back_waits_until_its_end_has_been_dealt_with
 
         service.handler.on_close = slow
         async with raw_call(server.address) as call:
-            await call.write(hello())
-            token = pb.ActResponse.FromString(await call.read()).welcome.session.resume_token
+            token = (await open_session(call)).session.resume_token
             call.cancel()
             await assert_eventually(lambda: service.registry.open_count == 0)
         async with raw_call(server.address) as call:
@@ -114,8 +124,7 @@ async def _read_to_the_end(call):
 async def test_a_half_close_without_a_farewell_is_taken_for_a_cut():
     async with running() as (service, server):
         async with raw_call(server.address) as call:
-            await call.write(hello())
-            token = pb.ActResponse.FromString(await call.read()).welcome.session.resume_token
+            token = (await open_session(call)).session.resume_token
             await call.done_writing()
             await assert_eventually(lambda: service.handler.closed == [("a", True)])
         async with raw_call(server.address) as call:
@@ -162,8 +171,7 @@ async def test_a_second_client_under_one_id_is_told_when_to_retry():
 async def test_a_client_that_vanished_can_be_replaced_after_its_lease():
     async with running() as (service, server):
         async with raw_call(server.address) as call:
-            await call.write(hello())
-            await call.read()
+            await open_session(call)
         begun = time.monotonic()
         async with connected(server.address) as client:
             await client.ask()
@@ -341,6 +349,7 @@ async def test_a_task_of_the_server_may_be_cancelled_while_it_sends():
         connected(proxy.address, rpc=rpc) as client,
     ):
         session = service.handler.opened[0]
+        await client.ask()
         proxy.black_hole()
 
         async def flood() -> None:
@@ -355,7 +364,7 @@ async def test_a_task_of_the_server_may_be_cancelled_while_it_sends():
         assert flooding.cancelled()
         proxy.cut()
         proxy.restore()
-        assert (await client.ask()).seq == 1
+        assert (await client.ask()).seq == 2
         assert client.session.epoch == 2
 
 
