@@ -433,9 +433,10 @@ class BufferTable:
     def share_between(self, world_size: int) -> SharedRollouts | None:
         """Returns what hands rollouts to so many learners; None for one, who gets them whole.
 
-        What another number of them has not used is given back.
+        What another number of them has not used is given back. None too for what is no rollout.
         """
-        assert isinstance(self.buffer, RolloutBuffer)
+        if not isinstance(self.buffer, RolloutBuffer):
+            return None
         shares = self._shares
         if shares is not None and shares.world_size != world_size:
             shares.dissolve()

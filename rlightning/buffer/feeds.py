@@ -15,7 +15,15 @@ from rlightning.buffer.shares import indivisible
 from rlightning.buffer.taken import Taken
 from rlightning.buffer.utils.layout import Layout, iter_arrays
 from rlightning.buffer.where import Where
-from rlightning.errors import InvalidRequestError, PreconditionError
+from rlightning.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    PreconditionError,
+    UnavailableError,
+)
+
+RANK_SILENT = "RANK_SILENT"
+"""Reason of the error that tells a learner of another one that does not use its share."""
 
 # What a prioritised sampler adds; rows of other tables count fully, and have no such place.
 _PRIORITISED = ("sample_index", "sample_generation", "sample_weight")
@@ -97,15 +105,32 @@ class TableFeed(Feed):
             raise PreconditionError(indivisible(table.rollout_rows, world_size))
 
     async def next(self, patience_s: float = 0.0) -> Taken:
-        """Waits for a batch, as `Rendezvous.wait_for` does."""
-        return await self._table.rendezvous.wait_for(
-            lambda: self._table.take(
-                self._batch_size or None,
-                self._where,
-                rank=self.rank,
-                world_size=self.world_size,
-            ),
-            patience_s=patience_s,
+        """Waits for a batch, as `Rendezvous.wait_for` does.
+
+        Raises:
+            UnavailableError: Another rank has not used its share for `producer_timeout_s`, and no
+                rollout is complete before it has; reason `RANK_SILENT`, the message names it.
+        """
+        timeout_s = self._table.producers.timeout_ns / 1e9 if self.world_size > 1 else None
+        while True:
+            try:
+                return await self._table.rendezvous.wait_for(
+                    self._take, timeout_s, patience_s=patience_s
+                )
+            except DeadlineExceededError:
+                shares = self._table.share_between(self.world_size)
+                said = None if shares is None else shares.awaited(self.rank)
+                if said is not None:
+                    raise UnavailableError(
+                        f"table '{self._table.name}': {said}", reason=RANK_SILENT
+                    ) from None
+
+    def _take(self) -> Taken | None:
+        return self._table.take(
+            self._batch_size or None,
+            self._where,
+            rank=self.rank,
+            world_size=self.world_size,
         )
 
 

@@ -175,7 +175,8 @@ class SampleClient:
             DeadlineExceededError: There was none in time.
             UnavailableError: A producer has sent nothing for the server's `producer_timeout_s`, and
                 no batch is complete without it; the message names it, the reason is
-                `PRODUCER_SILENT`. The next call waits on.
+                `PRODUCER_SILENT`. Or another rank has not used its share for so long, and the
+                reason is `RANK_SILENT`. The next call waits on.
             PreconditionError: Inserts wait for samples, and samples for inserts; the reason is
                 `BLOCKED`, and the message has the counters. The next call waits on.
             RemoteError: The session ended for good.

@@ -78,10 +78,15 @@ class SharedRollouts:
             self._rollouts.give_back(shared.rollout)
         self._open.clear()
 
-    def awaited(self) -> tuple[int, list[int]] | None:
-        """Returns the oldest rollout that is not released, and the ranks that have not used it."""
+    def awaited(self, rank: int) -> str | None:
+        """Says which other ranks keep one waiting; None if they do not."""
         for index, shared in self._open.items():
-            return index, [rank for rank in range(self.world_size) if rank not in shared.released]
+            late = [one for one in range(self.world_size) if one not in shared.released]
+            if late and rank not in late:
+                return (
+                    f"rollout {index} waits for rank {', '.join(map(str, late))} of "
+                    f"{self.world_size} to use its share"
+                )
         return None
 
 

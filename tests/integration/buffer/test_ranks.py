@@ -14,6 +14,7 @@ from rlightning.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     PreconditionError,
+    UnavailableError,
 )
 from rlightning.testing.proxy import FaultProxy
 from rlightning.testing.waiting import assert_eventually
@@ -96,6 +97,26 @@ async def test_a_rollout_leaves_when_every_rank_has_used_its_share() -> None:
         await slow.ack()
         assert (await fast.next_batch(5)).metadata["rollout"] == 1
         assert (await slow.next_batch(5)).metadata["rollout"] == 1
+
+
+async def test_a_rank_that_is_not_there_is_named_to_the_others() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server(producer_timeout_s=0.5) as buffers,
+        inserting(buffers.address, env.meta) as client,
+        acting((client, env)),
+        sampling(buffers.address, rank=0, world_size=2) as learner,
+    ):
+        for index in range(2):
+            assert (await learner.next_batch(5)).metadata["rollout"] == index
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="rollout 0 waits for rank 1 of 2") as told:
+                await learner.next_batch(10)
+            assert told.value.reason == "RANK_SILENT"
+        async with sampling(buffers.address, rank=1, world_size=2) as other:
+            assert (await other.next_batch(5)).metadata["rollout"] == 0
+            await other.ack()
+            assert (await learner.next_batch(5)).metadata["rollout"] == 2
 
 
 async def test_a_share_that_was_not_acked_comes_again_to_its_rank_alone() -> None:
