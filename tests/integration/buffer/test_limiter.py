@@ -36,7 +36,7 @@ async def test_inserts_wait_for_samples_and_samples_for_inserts() -> None:
     limit = {"min_size": 20, "samples_per_insert": 4, "error_buffer": 40}
     async with (
         buffer_server(**REPLAY, rate_limiter=limit) as buffers,
-        inserting(buffers.address, one.meta) as writer,
+        inserting(buffers.address, one.meta, window_items=2) as writer,
         asking(buffers.address) as asker,
         acting((writer, one)),
     ):
@@ -69,7 +69,7 @@ async def test_a_learner_that_outpaces_the_actors_waits() -> None:
     limit = {"min_size": 10, "samples_per_insert": 1, "error_buffer": 10}
     async with (
         buffer_server(**REPLAY, rate_limiter=limit) as buffers,
-        inserting(buffers.address, one.meta) as writer,
+        inserting(buffers.address, one.meta, window_items=2) as writer,
         sampling(buffers.address, batch_size=4, prefetch=0) as learner,
     ):
         await act(writer, one, 9)
@@ -91,7 +91,7 @@ async def test_a_queue_hands_each_transition_out_once_and_holds_its_writers() ->
     async with (
         buffer_server(**REPLAY, rate_limiter={"queue_size": 16}) as buffers,
         FaultProxy(buffers.address) as proxy,
-        inserting(buffers.address, one.meta) as writer,
+        inserting(buffers.address, one.meta, window_items=2) as writer,
         acting((writer, one)),
     ):
         await assert_eventually(lambda: buffers.table.producers["env"].waiting > 0)
@@ -125,7 +125,7 @@ async def test_what_was_used_before_a_session_was_lost_does_not_come_again() -> 
     one = env(4)
     async with (
         buffer_server(**REPLAY, rate_limiter={"queue_size": 8}) as buffers,
-        inserting(buffers.address, one.meta) as writer,
+        inserting(buffers.address, one.meta, window_items=2) as writer,
         acting((writer, one)),
     ):
         async with sampling(buffers.address, batch_size=4, prefetch=0) as learner:
@@ -165,7 +165,7 @@ async def test_both_sides_are_told_when_they_wait_for_each_other() -> None:
     limit = {"min_size": 5, "samples_per_insert": 1, "error_buffer": 10}
     async with (
         buffer_server(**REPLAY, rate_limiter=limit) as buffers,
-        inserting(buffers.address, one.meta, window_messages=2) as writer,
+        inserting(buffers.address, one.meta, window_items=2) as writer,
         sampling(buffers.address, batch_size=4, where=Where(min_version=100)) as learner,
     ):
         acting_task = asyncio.create_task(keep_acting(writer, one))
@@ -192,7 +192,7 @@ async def test_a_full_table_that_nobody_samples_holds_another_that_somebody_wait
     tables = {"mine": {}, "full": {"rate_limiter": {"queue_size": 4}, "sampler": None}}
     async with (
         buffer_server(**REPLAY, tables=tables) as buffers,
-        inserting(buffers.address, one.meta, tables=["mine", "full"]) as writer,
+        inserting(buffers.address, one.meta, tables=["mine", "full"], window_items=2) as writer,
         sampling(buffers.address, table="mine", batch_size=8) as learner,
     ):
         acting_task = asyncio.create_task(keep_acting(writer, one))
