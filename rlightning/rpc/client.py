@@ -146,6 +146,11 @@ class SessionClient(Generic[RequestT, ResponseT]):
         """Whether a stream is open and welcomed."""
         return self._stream is not None
 
+    @property
+    def last_error(self) -> RemoteError | None:
+        """Why the last attempt to connect failed, or the last stream broke; None while welcomed."""
+        return self._last_error
+
     async def start(self, timeout_s: float) -> None:
         """Connects; returns after the first welcome.
 
