@@ -88,10 +88,25 @@ class RemoteBackend:
         await asyncio.gather(*(client.close() for client in clients))
 
     def env_metas(self) -> list[EnvMeta]:
-        """Returns the spaces and sizes of the envs, one entry per group of rows."""
-        return self._patiently(
-            lambda timeout_s: self._env.describe(self._cursor, timeout_s=timeout_s)
-        ).envs
+        """Returns the spaces and sizes of the envs, one entry per group of rows.
+
+        Waits for the first one where all attach.
+        """
+        service = self._launcher.config.services.env
+        deadline = time.monotonic() + service.clients_timeout_s
+        while True:
+            envs = self._patiently(
+                lambda timeout_s: self._env.describe(self._cursor, timeout_s=timeout_s)
+            ).envs
+            if envs:
+                return envs
+            self._launcher.check()
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(
+                    f"no env attached within {service.clients_timeout_s:g} s "
+                    "(services.env.clients_timeout_s)"
+                )
+            self._launcher.failed.wait(_PAUSE_S)
 
     def next_batch(self, timeout_s: float) -> Mapping[str, Any] | None:
         """Returns the next rollout's columns [T, N, ...]; None if there was none in time."""

@@ -20,7 +20,7 @@ from rlightning.rpc.running import RunningServer
 from rlightning.rpc.server import serve
 from rlightning.rpc.session import SessionMethod
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
-from rlightning.utils.config import EnvConfig, ListenConfig, RpcConfig
+from rlightning.utils.config import EnvConfig, RpcConfig
 
 _PAUSE_S = 0.1
 
@@ -59,12 +59,12 @@ class DialledEnvs:
     """The envs with `driver: external` of an env server that runs elsewhere.
 
     Args:
-        config: `address`, `min_clients` and `clients_timeout_s`.
+        config: `address`, `auth`, `min_clients` and `clients_timeout_s`.
     """
 
     def __init__(self, config: EnvConfig) -> None:
         assert config.address is not None
-        self._address = config.address
+        self._address, self._auth = config.address, config.auth
         self._needed = config.min_clients
         self._timeout_s = config.clients_timeout_s
         self._client: StepClient | None = None
@@ -100,7 +100,7 @@ class DialledEnvs:
 
     async def command(self, command: EnvCommand) -> None:
         """Tells every hosted env of the server to do something."""
-        async with EnvClient(self._address) as client:
+        async with EnvClient(self._address, auth=self._auth) as client:
             await client.control(env=command)
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ class DialledEnvs:
 
     async def _started(self) -> StepClient:
         if self._client is None:
-            client = StepClient(self._address)
+            client = StepClient(self._address, auth=self._auth)
             try:
                 await client.start()
             except BaseException:
@@ -129,8 +129,10 @@ class EmbeddedEnvs:
     """
 
     def __init__(self, config: EnvConfig) -> None:
-        host, _, port = config.listen.rpartition(":")
-        self._listen = f"{host}:{port if config.zmq_port is None else config.zmq_port}"
+        self._listen = config.listen
+        if config.zmq_port is not None:
+            host = config.listen.address.rpartition(":")[0]
+            self._listen = config.listen.model_copy(update={"address": f"{host}:{config.zmq_port}"})
         self._needed = config.min_clients
         self._timeout_s = config.clients_timeout_s
         self._server: RunningServer | None = None
@@ -143,7 +145,7 @@ class EmbeddedEnvs:
         Raises:
             ConfigError: The address is not allowed, or taken.
         """
-        self._server = await serve(self._service, listen=[ListenConfig(address=self._listen)])
+        self._server = await serve(self._service, listen=[self._listen])
         await self._server.ready()
         return self._server.address
 

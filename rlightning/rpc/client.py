@@ -268,7 +268,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
             pause_ms = min(pause_ms * 2, self._pauses_ms[1])
 
     def _fail(self, error: RemoteError) -> None:
-        logger.warning("%s: the session of %s ended: %s", self._method, self.client_id, error)
+        # Who waits for the session, or uses it next, is told; no need to do so twice.
+        logger.info("%s: the session of %s ended: %s", self._method, self.client_id, error)
         self.failure = error
         if self._on_failure is not None:
             self._on_failure(error)

@@ -16,7 +16,9 @@ from rlightning.utils.conversions import map_leaves
 try:
     from pettingzoo import ParallelEnv
 except ModuleNotFoundError as error:
-    raise ImportError("RemoteParallelEnv needs PettingZoo: pip install pettingzoo") from error
+    raise ImportError(
+        "RemoteParallelEnv needs PettingZoo: pip install 'rlightning[pettingzoo]'"
+    ) from error
 
 
 class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc,type-arg,unused-ignore]

@@ -15,7 +15,7 @@ try:
     from stable_baselines3.common.vec_env import VecEnv
 except ModuleNotFoundError as error:
     raise ImportError(
-        "RemoteVecEnv needs Stable-Baselines3: pip install stable-baselines3"
+        "RemoteVecEnv needs Stable-Baselines3: pip install 'rlightning[sb3]'"
     ) from error
 
 
@@ -98,13 +98,13 @@ class RemoteVecEnv(VecEnv):  # type: ignore[misc,unused-ignore]
             of_rows = [info_of_row(infos, row) for row in range(self.num_envs)]
         else:
             of_rows = [{} for _ in range(self.num_envs)]
+        for row in np.flatnonzero(dones).tolist():
+            begun = of_rows[row]
+            final, of_rows[row] = begun.pop("final_obs"), begun.pop("final_info", {})
+            of_rows[row]["terminal_observation"] = final
+            self.reset_infos[row] = begun
         for row, info in enumerate(of_rows):
             info["TimeLimit.truncated"] = bool(truncated[row] and not terminated[row])
-        for row in np.flatnonzero(dones).tolist():
-            info = of_rows[row]
-            final = info.pop("final_obs")
-            info.update(info.pop("final_info", {}))
-            info["terminal_observation"] = final
         return observations, rewards.astype(np.float32), dones, of_rows
 
     def close(self) -> None:

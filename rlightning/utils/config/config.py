@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from rlightning.utils.config.base import Config
+from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, check_address
 from rlightning.utils.config.services import ServicesConfig
 
 # Backends whose adapter hosts many sub-envs in one env, and those that host exactly one.
@@ -172,8 +173,9 @@ class EnvConfig(Config):
         driver: Who steps it at an env server: the `actor` loop there, or an `external` program
             through `EnvService.Step`.
         address: Of backend `env_server`: the env server to dial; None: it listens itself.
+        auth: What is shown to that server, and expected of it.
         listen: Of backend `env_server` without `address`: where it listens for clients that attach;
-            port 0 lets the system choose.
+            an address, or a mapping as in `services`. Port 0 lets the system choose.
         zmq_port: Documented; the port of `listen`.
         min_clients: Of backend `env_server`: how many envs have to be there before the first reset.
         clients_timeout_s: Seconds that are waited for them.
@@ -195,10 +197,23 @@ class EnvConfig(Config):
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
     driver: Literal["actor", "external"] = "actor"
     address: str | None = None
-    listen: str = "127.0.0.1:0"
+    auth: ClientAuthConfig | None = None
+    listen: ListenConfig = Field(default_factory=ListenConfig)
     zmq_port: int | None = Field(default=None, ge=0, le=65535)
     min_clients: int = Field(default=1, ge=1)
     clients_timeout_s: float = Field(default=60.0, gt=0)
+
+    @field_validator("listen", mode="before")
+    @classmethod
+    def make_listener(cls, listen: Any) -> Any:
+        """Makes an address a listener."""
+        return {"address": listen} if isinstance(listen, str) else listen
+
+    @field_validator("address")
+    @classmethod
+    def check_address(cls, address: str | None) -> str | None:
+        """Refuses what nobody can dial."""
+        return None if address is None else check_address(address)
 
     @model_validator(mode="after")
     def check_backend(self) -> Self:

