@@ -41,7 +41,7 @@ def env_server() -> Iterator[str]:
         config.write_text(CONFIG)
         command = ["-m", "rlightning.services.env_server", "--config", str(config)]
         with ServerProcess(command, Path(folder)) as process:
-            yield process.address()
+            yield process.address(120.0)
 
 
 def rates(address: str) -> bool:
