@@ -418,13 +418,6 @@ class EnvGroup:
             for env_id in self._server_of:
                 limit = self._limit_of(env_id, self._max_episode_steps)
                 self.step_counter.add(env_id, limit)
-            self.env_ids.extend(server.metas() or [server.get_env_id()])
-        if self.step_counter is not None:
-            for env_id in self._server_of:
-                limit = self._limit_of(env_id, self._max_episode_steps)
-                self.step_counter.add(env_id, limit)
-            for env_id in server.metas() if self.step_counter is not None else ():
-                self.step_counter.add(env_id, self._limit_of(env_id, self._max_episode_steps))
 
     def _begin_episode(self, env_id: str) -> None:
         self._done.discard(env_id)

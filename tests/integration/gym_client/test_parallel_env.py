@@ -14,6 +14,10 @@ from rlightning.errors import ConfigError, EnvError, NotFoundError
 from rlightning.types import MultiAgentEnvRet
 from tests.integration.gym_client.serving import env_server, hosted
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of deprecated envs that it imports
+    from pettingzoo.test import parallel_api_test
+
 pytestmark = pytest.mark.timeout(60)
 BACKEND = f"{__name__}:Relay"
 
@@ -64,9 +68,6 @@ class Liar(Relay):
 
 
 def test_pettingzoos_test_is_content():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of deprecated envs that it imports
-        from pettingzoo.test import parallel_api_test
     with env_server(hosted(backend=BACKEND)) as server:
         env = RemoteParallelEnv(server.address)
         parallel_api_test(env, num_cycles=60)
