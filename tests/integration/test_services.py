@@ -1,7 +1,8 @@
 """What all three services promise as processes: health, a quick start, a clean end, what they import."""
 
-from __future__ import contextlib
+from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
