@@ -8,6 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from rlightning.env.control import ActorControl
 from rlightning.env.utils.infos import INFO_KEYS, InfoFilter
 from rlightning.errors import (
@@ -21,7 +23,7 @@ from rlightning.errors import (
     RLightningError,
 )
 from rlightning.latency import LatencyStats
-from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
+from rlightning.types import ActionSource, EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.failpoints import failpoint
 
 __all__ = [
@@ -37,6 +39,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 10
+
+_OF_POLICY = (ActionSource.POLICY, ActionSource.CLIPPED)
 
 
 class EnvPort(Protocol):
@@ -238,7 +242,8 @@ class _Actor:
             self._stats.env_errors += 1
             await self._back_off("env", error)
             return await self._reset()
-        env_ret.answered_seq = getattr(response, "seq", 0)
+        if _executed_answer(env_ret):
+            env_ret.answered_seq = env_ret.answered_seq or getattr(response, "seq", 0)
         self._stats.steps += 1
         self._failures = 0
         return env_ret
@@ -271,6 +276,12 @@ class _Actor:
         if self._failures >= MAX_ATTEMPTS or isinstance(error, ObservationError):
             raise error
         await self._control.sleep(min(0.05 * 2**self._failures, 1.0))
+
+
+def _executed_answer(env_ret: EnvRet) -> bool:
+    """Whether what was executed was an answer of the policy, in one row at least."""
+    sources = env_ret.action_source
+    return sources is None or bool(np.isin(sources, _OF_POLICY).any())
 
 
 def _may_pass(error: RLightningError) -> bool:

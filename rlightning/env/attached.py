@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,11 +25,17 @@ from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import Reader, Writer, fill_policy_response, read_env_ret
 
+_LOG = logging.getLogger(__name__)
+
 PREFIX = "attached/"
 """What the id of an attached group begins with; the rest is the id of its client."""
 
 # Steps of one client that wait to be stored; one that sends more is read no further.
 _MAX_WAITING = 64
+# Acks are withheld while so many wait: who waits for acks keeps the rest, and is read on.
+_MAX_ACKED = 32
+# Answers of which is known to which act request they were.
+_KEPT_ACTS = 64
 
 Store = Callable[[EnvRet], Awaitable[None]]
 
@@ -52,6 +59,8 @@ class AttachedGroup:
         store: Takes the EnvRets that want no answer; set before the first. None: `step` and `reset`
             hand these out like the others, and what they are answered with goes nowhere.
         failure: Why nobody drives it any more; None while somebody does.
+        dropped: Steps that the client said it had to drop.
+        wants_acks: Whether the client keeps steps until they are acked.
 
     Raises:
         InvalidRequestError: The client did not say its spaces and rows.
@@ -76,6 +85,10 @@ class AttachedGroup:
         self._counter = RowCounter(self.env_id, self._rows, log)
         self._policy_version = 0
         self._of_interest = InfoFilter()
+        self.dropped = 0
+        self.wants_acks = False
+        self._ack_due = False
+        self._acts: dict[int, int] = {}
         self._inbox: deque[_Came] = deque()
         self._changed = asyncio.Event()
         self._left = False
@@ -129,6 +142,10 @@ class AttachedGroup:
         """
         self._policy_version = getattr(response, "policy_version", 0)
         self._answer, self._standing = response, None
+        if self._asked is not None:
+            self._acts[self._asked.seq] = getattr(response, "seq", 0)
+            if len(self._acts) > _KEPT_ACTS:
+                del self._acts[next(iter(self._acts))]
         await self._send_answer()
         with self.activity.stepping():
             env_ret, continues = await self._next()
@@ -137,10 +154,24 @@ class AttachedGroup:
             raise EnvError(f"env {self.env_id!r} failed at its client and was reset")
         return env_ret
 
+    async def drain(self) -> None:
+        """Stores what came after the step that was handed out last; nobody is asked about it."""
+        while self._inbox and self.store is not None:
+            env_ret, _ = self._pop()
+            env_ret.info = self._of_interest(env_ret.info)
+            await self.store(env_ret)
+
     # What the session calls.
+
+    @property
+    def taken_seq(self) -> int:
+        """The last step that was taken; 0 before the first."""
+        return self._seq or 0
 
     async def take(self, reader: Reader[pb.AttachRequest], arrival: Arrival, base: int) -> None:
         """Takes the steps of a message; those that came before are answered again, or ignored.
+
+        After `leave` it takes none, and says so to a client that wants acks.
 
         Args:
             reader: The message.
@@ -150,6 +181,9 @@ class AttachedGroup:
         Raises:
             InvalidRequestError: A step is missing, or is not what the spec says.
         """
+        if self._left:
+            await self._ack(closing=True)
+            return
         for step in reader.message.steps.steps:
             # The last step before a restart comes again if the client still waits for its answer.
             expected = (max(1, base), base + 1) if self._seq is None else (self._seq + 1,)
@@ -164,8 +198,10 @@ class AttachedGroup:
             while len(self._inbox) >= _MAX_WAITING and not self._left:
                 await self._wait()
             self._seq = step.seq
-            self._inbox.append(_Came(step.seq, env_ret, step.wants_action, arrival))
+            self._inbox.append(_Came(step.seq, env_ret, step.wants_action, step.dropped, arrival))
             self._changed.set()
+        self._ack_due = self.wants_acks
+        await self._ack_if_due()
 
     def leave(self) -> None:
         """Takes note that the client does not come back; what came of it is still handed out."""
@@ -183,39 +219,60 @@ class AttachedGroup:
             self._session.owner.end(error)
 
     async def _next(self) -> tuple[EnvRet, bool]:
-        """Stores the EnvRets up to the next one that wants an answer.
+        """Stores the EnvRets up to the newest one that wants an answer.
 
         Returns:
-            That one, and whether all of them follow the last one without a reset in between.
+            That one, and whether it follows the one before it without a reset in between.
 
         Raises:
             EnvError: The client has left before.
         """
-        continues = True
         while True:
             while not self._inbox:
                 if self._left:
                     raise EnvError(f"client {self._session.client_id} has left")
                 await self._wait()
-            came = self._inbox.popleft()
-            self._changed.set()
-            env_ret = came.env_ret
-            continues &= self._count(env_ret)
-            self._asked, self._answer = (came if came.wants_action else None), None
-            if came.wants_action or self.store is None:
+            came = self._inbox[0]
+            env_ret, continues = self._pop()
+            await self._ack_if_due()
+            # A client that goes on without an answer has no use for one to what it has passed.
+            passed = self.store is not None and any(later.wants_action for later in self._inbox)
+            asked = came.wants_action and not passed
+            self._asked, self._answer = (came if asked else None), None
+            if asked or self.store is None:
                 return env_ret, continues
             env_ret.info = self._of_interest(env_ret.info)
             await self.store(env_ret)
 
-    def _count(self, env_ret: EnvRet) -> bool:
+    def _pop(self) -> tuple[EnvRet, bool]:
+        """Returns the next EnvRet, counted, and whether it is the step after the last one."""
+        came = self._inbox.popleft()
+        self._changed.set()
+        env_ret = came.env_ret
+        env_ret.answered_seq = self._acts.get(env_ret.answered_seq, 0)
+        if came.dropped:
+            self.dropped += came.dropped
+            _LOG.warning(
+                "%s had no room for %d steps while it was away; its episode before them ends as "
+                "truncated",
+                self.env_id,
+                came.dropped,
+            )
+        return env_ret, self._count(env_ret, gap=came.dropped > 0)
+
+    def _count(self, env_ret: EnvRet, *, gap: bool) -> bool:
         """Counts a step or the beginning of new episodes, and numbers them if the client does not.
+
+        Args:
+            env_ret: The step.
+            gap: Whether steps before it are missing.
 
         Returns:
             Whether it is the step after the last one.
         """
         counter, episode_id, step = self._counter, env_ret.episode_id, env_ret.step
         numbered = episode_id is not None and step is not None
-        continues = self._began
+        continues = self._began and not gap
         if continues and numbered:
             same = (episode_id == counter.episode_id) & (step == counter.step + 1)
             ended = (env_ret.last_terminated | env_ret.last_truncated) & (step == 0)
@@ -298,6 +355,17 @@ class AttachedGroup:
         # Lost if the client is away: it asks for it again when it comes back.
         await self._session.send(writer.finish(message))
 
+    async def _ack_if_due(self) -> None:
+        if self._ack_due and len(self._inbox) <= _MAX_ACKED:
+            self._ack_due = False
+            await self._ack()
+
+    async def _ack(self, *, closing: bool = False) -> None:
+        """Says which steps were taken. Lost if the client is away: the welcome says it again."""
+        if self.wants_acks:
+            ack = pb.AttachAck(taken_seq=self.taken_seq, closing=closing)
+            await self._session.send(pb.AttachResponse(ack=ack))
+
     async def _wait(self) -> None:
         self._changed.clear()
         await self._changed.wait()
@@ -311,12 +379,14 @@ class _Came:
         seq: Its number.
         env_ret: What the env returned; checked.
         wants_action: Whether the client waits for an answer.
+        dropped: Steps right before it that the client had no room for.
         arrival: Stamps of the message that brought it last.
     """
 
     seq: int
     env_ret: EnvRet
     wants_action: bool
+    dropped: int
     arrival: Arrival
 
 
@@ -359,7 +429,7 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
         if isinstance(session.state, _Attached):
             if session.state.group.failure is not None:
                 raise session.state.group.failure
-            return pb.AttachResponse()
+            return pb.AttachResponse(taken_seq=session.state.group.taken_seq)
         group = AttachedGroup(session, self._log, self._count)
         expected = self._expected()
         if expected is not None:
@@ -367,6 +437,7 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
         last_seq = reader.message.hello.last_seq
         if last_seq < 0:
             raise InvalidRequestError(f"last_seq: {last_seq} is below 0")
+        group.wants_acks = reader.message.hello.wants_acks
         self._attach(group)
         session.state = _Attached(group, last_seq)
         self.groups[session.client_id] = group

@@ -139,17 +139,13 @@ class HostedGroup:
         with self.activity.resetting():
             env_ret = await self._in_thread("reset", partial(self._group.reset, **given))
         self.placement.record_reset(time.perf_counter() - start)
-        if self._of_agents:
-            return self._checked_agents(env_ret)
-        difference = mismatch(self._space, env_ret.observation, rows=self._rows)
-        if difference is not None:
-            raise ObservationError(f"env {self.env_id!r}: not in the declared space: {difference}")
-        self._counter.cut(self._policy_version)
-        self._counter.begin()
-        env_ret.last_reward = np.zeros(self._rows, np.float32)
-        env_ret.last_terminated = np.zeros(self._rows, bool)
-        env_ret.last_truncated = np.zeros(self._rows, bool)
-        return self._numbered(env_ret)
+        return self._begun(env_ret)
+
+    def reset_here(self) -> EnvRet:
+        """Does as `reset`, in the calling thread, which has to be that of the env."""
+        with self.activity.resetting():
+            env_ret = self._guarded("reset", self._group.reset)
+        return self._begun(env_ret)
 
     async def step(self, response: PolicyResponse, *, autoreset: bool = True) -> EnvRet:
         """Executes the actions of a response; rows that end begin their next episode.
@@ -177,6 +173,40 @@ class HostedGroup:
                 env_ret = await loop.run_in_executor(
                     self._thread, self._timed_step, response, resets_itself
                 )
+        return self._stepped(env_ret, response, resets_itself)
+
+    def step_here(self, response: PolicyResponse) -> EnvRet:
+        """Does as `step`, in the calling thread, which has to be that of the env."""
+        with self.activity.stepping():
+            env_ret = self._timed_step(response, True)
+        return self._stepped(env_ret, response, True)
+
+    def begin_episode(self, env_ret: EnvRet) -> None:
+        """Counts what comes, from this observation on, as a new episode of every row.
+
+        Args:
+            env_ret: What the env returned last; gets the new `episode_id` and `step`.
+        """
+        self._counter.cut(self._policy_version, "truncated")
+        self._counter.begin()
+        self._numbered(env_ret)
+
+    def _begun(self, env_ret: EnvRet) -> EnvRet:
+        """Checks what a reset returned, and numbers it."""
+        if self._of_agents:
+            return self._checked_agents(env_ret)
+        difference = mismatch(self._space, env_ret.observation, rows=self._rows)
+        if difference is not None:
+            raise ObservationError(f"env {self.env_id!r}: not in the declared space: {difference}")
+        self._counter.cut(self._policy_version)
+        self._counter.begin()
+        env_ret.last_reward = np.zeros(self._rows, np.float32)
+        env_ret.last_terminated = np.zeros(self._rows, bool)
+        env_ret.last_truncated = np.zeros(self._rows, bool)
+        return self._numbered(env_ret)
+
+    def _stepped(self, env_ret: EnvRet, response: PolicyResponse, resets_itself: bool) -> EnvRet:
+        """Checks what a step returned, counts and numbers it."""
         self._policy_version = getattr(response, "policy_version", 0)
         if self._of_agents:
             self.env_steps += self._rows

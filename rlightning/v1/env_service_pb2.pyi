@@ -47,14 +47,16 @@ class AttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[AttachHello, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., steps: _Optional[_Union[AttachSteps, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class AttachHello(_message.Message):
-    __slots__ = ("session", "last_seq", "last_env_ret")
+    __slots__ = ("session", "last_seq", "last_env_ret", "wants_acks")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     LAST_ENV_RET_FIELD_NUMBER: _ClassVar[int]
+    WANTS_ACKS_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Hello
     last_seq: int
     last_env_ret: _env_ret_pb2.EnvRet
-    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., last_seq: _Optional[int] = ..., last_env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ...) -> None: ...
+    wants_acks: bool
+    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., last_seq: _Optional[int] = ..., last_env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ..., wants_acks: _Optional[bool] = ...) -> None: ...
 
 class AttachSteps(_message.Message):
     __slots__ = ("epoch", "steps")
@@ -65,28 +67,42 @@ class AttachSteps(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[AttachStep, _Mapping]]] = ...) -> None: ...
 
 class AttachStep(_message.Message):
-    __slots__ = ("seq", "env_ret", "wants_action")
+    __slots__ = ("seq", "env_ret", "wants_action", "dropped")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ENV_RET_FIELD_NUMBER: _ClassVar[int]
     WANTS_ACTION_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     env_ret: _env_ret_pb2.EnvRet
     wants_action: bool
-    def __init__(self, seq: _Optional[int] = ..., env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ..., wants_action: _Optional[bool] = ...) -> None: ...
+    dropped: int
+    def __init__(self, seq: _Optional[int] = ..., env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ..., wants_action: _Optional[bool] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "heartbeat", "answer", "drain", "timing")
+    __slots__ = ("welcome", "heartbeat", "answer", "drain", "ack", "timing", "taken_seq")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_SEQ_FIELD_NUMBER: _ClassVar[int]
     welcome: _session_pb2.Welcome
     heartbeat: _session_pb2.Heartbeat
     answer: AttachAnswer
     drain: _session_pb2.Drain
+    ack: AttachAck
     timing: _session_pb2.Timing
-    def __init__(self, welcome: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., answer: _Optional[_Union[AttachAnswer, _Mapping]] = ..., drain: _Optional[_Union[_session_pb2.Drain, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
+    taken_seq: int
+    def __init__(self, welcome: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., answer: _Optional[_Union[AttachAnswer, _Mapping]] = ..., drain: _Optional[_Union[_session_pb2.Drain, _Mapping]] = ..., ack: _Optional[_Union[AttachAck, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., taken_seq: _Optional[int] = ...) -> None: ...
+
+class AttachAck(_message.Message):
+    __slots__ = ("taken_seq", "closing")
+    TAKEN_SEQ_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
+    taken_seq: int
+    closing: bool
+    def __init__(self, taken_seq: _Optional[int] = ..., closing: _Optional[bool] = ...) -> None: ...
 
 class AttachAnswer(_message.Message):
     __slots__ = ("seq", "response", "error", "stages")

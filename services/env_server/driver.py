@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
@@ -24,8 +25,9 @@ from rlightning.errors import (
 )
 from rlightning.latency import LatencyStats
 from rlightning.policy.remote_policy import PolicyClient
-from rlightning.types import EnvRet
 from rlightning.utils.config import BufferConfig, MainConfig
+
+from .unasked import UnaskedSteps
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ class Driver:
     def attach(self, group: AttachedGroup) -> None:
         """Starts the actor of a client's env; returns at once."""
         actor = _Actor(self._config, group, self._control.branch(), self._quorum)
-        group.store = actor.store
+        group.store = actor.steps.store
         self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
 
     def detach(self, group: AttachedGroup) -> bool:
@@ -144,6 +146,7 @@ class Driver:
             "env_errors": sum(one.env_errors for one in stats.values()),
             "policy_errors": sum(one.policy_errors for one in stats.values()),
             "segments": sum(one.segments for one in stats.values()),
+            "steps_dropped": sum(group.dropped for group in self._attached),
             "inserts_resent": sum(actor.buffer.resent for actor in actors),
             "last_errors": {name: one.last_error for name, one in stats.items() if one.last_error},
             "latency": latency.summary(),
@@ -177,20 +180,29 @@ class Driver:
         """Lets an actor store what its client left behind, and ends its sessions."""
         actor.control.stop()
         group.leave()
+        rest: asyncio.Task[None] | None = None
         flush: asyncio.Task[None] | None = None
         try:
             await asyncio.wait({task}, timeout=_FAREWELL_S)
+            if task.done():
+                rest = asyncio.create_task(self._store_rest(group, actor))
+                await asyncio.wait({rest}, timeout=_FAREWELL_S)
             group.close()
             flush = asyncio.create_task(self._flush(actor))
             await asyncio.wait({flush}, timeout=_FAREWELL_S)
         finally:
-            tasks = [one for one in (task, flush) if one is not None]
+            tasks = [one for one in (task, rest, flush) if one is not None]
             for one in tasks:
                 one.cancel()
             if any(await asyncio.gather(*tasks, return_exceptions=True)):
                 _LOG.warning("not all that %s brought was stored", group.env_id)
             await actor.close()
         _LOG.info("%s has left after %d steps", group.env_id, actor.stats.steps)
+
+    async def _store_rest(self, group: AttachedGroup, actor: _Actor) -> None:
+        with suppress(StorageFullError):  # said when the rest is flushed
+            await group.drain()
+            await actor.steps.finish()
 
     async def _flush(self, actor: _Actor) -> None:
         try:
@@ -247,6 +259,7 @@ class _Actor:
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
         )
+        self.steps = UnaskedSteps(self.buffer)
         self._info_keys = group.config.info_keys if isinstance(group, HostedGroup) else INFO_KEYS
 
     async def run(self) -> None:
@@ -262,15 +275,11 @@ class _Actor:
             await run_actor(
                 self.group,
                 self.policy,
-                self.buffer,
+                self.steps if isinstance(self.group, AttachedGroup) else self.buffer,
                 info_keys=self._info_keys,
                 control=self.control,
                 stats=self.stats,
             )
-
-    async def store(self, env_ret: EnvRet) -> None:
-        """Stores what nobody is asked about."""
-        await self.buffer.insert(env_ret, None)
 
     async def close(self) -> None:
         await asyncio.gather(self.policy.close(), self.buffer.close())

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from rlightning.env.remote_env.client import AttachStatus, RemoteEnvClient
+from rlightning.env.remote_env.paced_run import ControlStatus
 
-__all__ = ["AttachStatus", "RemoteEnvClient"]
+__all__ = ["AttachStatus", "ControlStatus", "RemoteEnvClient"]

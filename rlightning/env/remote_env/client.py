@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import socket
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from typing_extensions import Self
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup
 from rlightning.env.remote_env.caller_thread import CallerThread
+from rlightning.env.remote_env.control_loop import OnLate, Pace
 from rlightning.env.remote_env.given import as_base_env
-from rlightning.env.remote_env.link import AttachLink
+from rlightning.env.remote_env.link import AttachLink, LockstepLink
+from rlightning.env.remote_env.paced_run import ControlStatus, PacedRun
 from rlightning.env.utils.infos import InfoFilter
 from rlightning.errors import EnvError, ObservationError
 from rlightning.rpc.loop import LoopThread
@@ -30,7 +33,6 @@ _LOG = logging.getLogger(__name__)
 
 # Failures of the env in a row after which the client gives up.
 _MAX_FAILURES = 10
-_LEAVE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class AttachStatus:
         env_errors: Times that the env failed and was reset.
         policy_version: Version of the weights that answered last; 0 before.
         trouble: Why it is still connecting, as far as it is known; else empty.
+        control: How its control loop fares; None without one, or before it runs.
     """
 
     state: str
@@ -54,6 +57,7 @@ class AttachStatus:
     env_errors: int
     policy_version: int
     trouble: str = ""
+    control: ControlStatus | None = None
 
 
 class RemoteEnvClient:
@@ -68,6 +72,12 @@ class RemoteEnvClient:
     server the client goes on by itself, with the observation it holds, and steps nothing twice. An
     env that raises is reset, and what comes next is joined to nothing before.
 
+    By default the env waits for each answer. With `control_hz`, `run` is a control loop: it steps
+    the env by the clock and never waits for the network. An answer acts in the step that asked for
+    it or not at all; one with an axis of actions more, [1, H, ...], in the H steps from that one
+    on. What is executed without one is stored as such (`EnvRet.action_source`), also what was while
+    the server was away.
+
     Args:
         env: A `gymnasium.Env`, a vector env that resets in the step that ends an episode, or a
             `BaseEnv`.
@@ -78,9 +88,17 @@ class RemoteEnvClient:
         auth: Token and certificates.
         rpc: Limits and times.
         connect_timeout_s: How long to wait for the server at first, in seconds.
+        control_hz: Steps a second; None: as fast as answers come. For envs of one row.
+        on_late: What is done when no answer is there in time: `hold` executes the last action
+            again, `zero` zeros, and `stop` ends `run` with an error. An episode begins with its
+            first answer, however late that is, but with `zero`.
+        max_action_age_ms: An action is not used if the observation that it answers is older.
+        spool_steps: Steps that may wait for a server that is away. When there is no room for more,
+            the episode ends as truncated, and steps are dropped until half of it is free.
+        spool_mb: Megabytes of them.
 
     Raises:
-        ConfigError: `env` is none of these.
+        ConfigError: `env` is none of these, or a number is out of range.
     """
 
     def __init__(
@@ -93,7 +111,15 @@ class RemoteEnvClient:
         auth: ClientAuthConfig | None = None,
         rpc: RpcConfig | None = None,
         connect_timeout_s: float = 30.0,
+        control_hz: float | None = None,
+        on_late: OnLate = "hold",
+        max_action_age_ms: float | None = None,
+        spool_steps: int = 10_000,
+        spool_mb: float = 256.0,
     ) -> None:
+        self._pace: Pace | None = None
+        if control_hz is not None:
+            self._pace = Pace(control_hz, on_late, max_action_age_ms, spool_steps, spool_mb)
         self.env = as_base_env(env)
         self.name = name or f"{_host_name()}-{uuid.uuid4().hex[:8]}"
         self._address = f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
@@ -116,6 +142,7 @@ class RemoteEnvClient:
         self._started = False
         self._ended = False
         self._link: AttachLink | None = None
+        self._paced: PacedRun | None = None
         self._stopping: asyncio.Event | None = None
         self._stop_asked = False
         self._env_errors = 0
@@ -135,8 +162,9 @@ class RemoteEnvClient:
             episodes=self._log.cursor,
             reconnects=max(0, link.welcomes - 1) if link is not None else 0,
             env_errors=self._env_errors,
-            policy_version=self._policy_version,
+            policy_version=self._policy_version if self._paced is None else self._paced.version,
             trouble="" if link is None or self._ended else link.trouble,
+            control=None if self._paced is None else self._paced.status(),
         )
 
     def is_finish(self) -> bool:
@@ -150,6 +178,7 @@ class RemoteEnvClient:
 
         Raises:
             RemoteError: The server refused this client, or was not there in time.
+            DeadlineExceededError: An answer was late, and `on_late` is `stop`.
             EnvError: The env failed again and again.
             KeyboardInterrupt: Ctrl-C.
         """
@@ -194,15 +223,32 @@ class RemoteEnvClient:
             await group.start()
             self._started = True
         with group.activity.told_by_sessions():
-            self._link = link = AttachLink(
-                self._address, group.meta, self.name, rpc=self._rpc, auth=self._auth
-            )
+            self._link = link = self._make_link()
         try:
             if await self._connected(link):
-                await self._drive(link)
+                if isinstance(link, LockstepLink):
+                    await self._drive(link)
+                elif self._paced is not None:
+                    await self._paced.run(self._thread)
         finally:
             self._stopping, self._stop_asked, self._ended = None, False, True
             await link.close()
+
+    def _make_link(self) -> AttachLink:
+        to: dict[str, Any] = {"address": self._address, "rpc": self._rpc, "auth": self._auth}
+        if self._pace is None:
+            return LockstepLink(meta=self._group.meta, client_id=self.name, **to)
+        self._paced = PacedRun(
+            self._group,
+            self._pace,
+            self.name,
+            **to,
+            stopping=lambda: self._stop_asked,
+            is_finish=self.is_finish,
+            on_env_error=self._note_there,
+            of_interest=self._of_interest,
+        )
+        return self._paced.link
 
     async def _connected(self, link: AttachLink) -> bool:
         """Opens the session; False if this client was told to stop meanwhile."""
@@ -221,7 +267,7 @@ class RemoteEnvClient:
                 task.cancel()
             await asyncio.wait({starting, stopped})
 
-    async def _drive(self, link: AttachLink) -> None:
+    async def _drive(self, link: LockstepLink) -> None:
         assert self._stopping is not None
         stopped = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -263,10 +309,23 @@ class RemoteEnvClient:
         Raises:
             EnvError: There were too many, or a reset is no help.
         """
-        self._env_errors += 1
         self._failures += 1
-        if self._failures >= _MAX_FAILURES or isinstance(error, ObservationError):
+        self._check(error, self._failures)
+        self._warn(error)
+
+    def _note_there(self, error: EnvError, failures: int) -> None:
+        """Does so in the thread of the env, where nothing may wait for a log handler."""
+        self._check(error, failures)
+        if self._loop is not None:
+            self._loop.loop.call_soon_threadsafe(self._warn, error)
+        time.sleep(min(0.05 * 2**failures, 1.0))
+
+    def _check(self, error: EnvError, failures: int) -> None:
+        self._env_errors += 1
+        if failures >= _MAX_FAILURES or isinstance(error, ObservationError):
             raise error
+
+    def _warn(self, error: EnvError) -> None:
         _LOG.warning("the env is reset: %s", error)
 
 

@@ -1,8 +1,9 @@
-"""The client's side of `Attach`: numbered steps, one answer at a time, across cuts and restarts."""
+"""The client's side of `Attach`: a session; and one with one step at a time, across cuts."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from rlightning.env.remote_client import SERVICE
@@ -16,12 +17,8 @@ from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import Reader, Writer, fill_env_ret, read_policy_response
 
 
-class AttachLink:
+class AttachLink(ABC):
     """One attached env's connection. Belongs to one event loop.
-
-    A step that waits for its answer is sent again under its number after a cut. A server that knows
-    the session answers it as before; another one begins a new segment with it. So a step is
-    executed once, by whichever answer comes first.
 
     Args:
         address: `HOST:PORT` of the env server.
@@ -45,8 +42,6 @@ class AttachLink:
     ) -> None:
         self.welcomes = 0
         self._channel = connect(address, rpc=rpc, auth=auth)
-        self._asked: _Asked | None = None
-        self._seq = 0
         self._session = SessionClient(
             self._channel,
             f"/{SERVICE}/Attach",
@@ -82,6 +77,50 @@ class AttachLink:
         """
         await self._session.start(timeout_s)
 
+    async def close(self) -> None:
+        """Ends the session in order and closes the connection."""
+        await self._session.close()
+        self._on_failure(UnavailableError("the client was closed", peer=self._channel.address))
+        await self._channel.close()
+
+    @abstractmethod
+    def _prepare_hello(self, request: pb.AttachRequest) -> None: ...
+
+    @abstractmethod
+    async def _on_welcome(self, reader: Reader[pb.AttachResponse]) -> None: ...
+
+    @abstractmethod
+    def _on_message(self, reader: Reader[pb.AttachResponse]) -> None: ...
+
+    @abstractmethod
+    def _on_failure(self, error: RemoteError) -> None: ...
+
+    def _response_of(self, reader: Reader[pb.AttachResponse]) -> PolicyResponse:
+        """Returns what an answer holds.
+
+        Raises:
+            RemoteError: An error, or what cannot be decoded.
+        """
+        answer, peer = reader.message.answer, self._channel.address
+        if answer.WhichOneof("result") == "error":
+            raise from_error_status(answer.error, peer=peer)
+        try:
+            return read_policy_response(answer.response, reader)
+        except CodecError as error:
+            raise RemoteError(f"bad answer: {error}", peer=peer) from error
+
+
+class LockstepLink(AttachLink):
+    """The link of an env that waits for each answer.
+
+    A step that waits for its answer is sent again under its number after a cut. A server that knows
+    the session answers it as before; another one begins a new segment with it. So a step is
+    executed once, by whichever answer comes first.
+    """
+
+    _asked: _Asked | None = None
+    _seq = 0
+
     async def ask(self, env_ret: EnvRet) -> PolicyResponse:
         """Sends a step and returns the answer to it, however often the connection breaks.
 
@@ -106,12 +145,6 @@ class AttachLink:
         self._seq += 1
         await self._session.send(self._encode(_Asked(self._seq, env_ret)))
 
-    async def close(self) -> None:
-        """Ends the session in order and closes the connection."""
-        await self._session.close()
-        self._on_failure(UnavailableError("the client was closed", peer=self._channel.address))
-        await self._channel.close()
-
     def _prepare_hello(self, request: pb.AttachRequest) -> None:
         # Not `last_env_ret`: a step that waits for its answer is sent again by itself, and one that
         # was answered must not be answered once more.
@@ -135,14 +168,10 @@ class AttachLink:
         # An answer that comes again has been executed already.
         if asked is None or asked.answer is None or answer.seq != asked.seq or asked.answer.done():
             return
-        peer = self._channel.address
-        if answer.WhichOneof("result") == "error":
-            asked.answer.set_exception(from_error_status(answer.error, peer=peer))
-            return
         try:
-            asked.answer.set_result(read_policy_response(answer.response, reader))
-        except CodecError as error:
-            asked.answer.set_exception(RemoteError(f"bad answer: {error}", peer=peer))
+            asked.answer.set_result(self._response_of(reader))
+        except RemoteError as error:
+            asked.answer.set_exception(error)
 
     def _on_failure(self, error: RemoteError) -> None:
         asked = self._asked

@@ -1,0 +1,189 @@
+"""The link of an env that waits for nobody: sends what is spooled, hands over what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from rlightning.env.remote_env.link import AttachLink
+from rlightning.env.remote_env.spool import Spool, SpooledStep
+from rlightning.errors import RemoteError, RLightningError
+from rlightning.types import EnvMeta, PolicyResponse
+from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.utils.waiting import wait_within
+from rlightning.v1 import env_service_pb2 as pb
+from rlightning.wire import Reader, Writer, fill_env_ret
+
+_LOG = logging.getLogger(__name__)
+
+# Steps that a server was sent and has not acked: what is not known of one that never comes back.
+_MAX_UNACKED = 16
+# Arrays of one message; a single step may have more.
+_MESSAGE_BYTES = 256 * 1024
+
+
+class PacedLink(AttachLink):
+    """Sends every step of a spool in order, and asks for an action for the newest alone.
+
+    A step is kept until the server has acked it. After a cut, a server that knows the session says
+    what it has taken, and the rest is sent again. Another server begins a new segment with the last
+    step that the one before has taken. If that one went without a word, steps that were on their
+    way are not sent again, since they may have been stored: at most 16, which are counted.
+
+    Args:
+        address: `HOST:PORT` of the env server.
+        meta: Spaces and rows of the env.
+        client_id: Who this is, unique among the clients of the server.
+        spool: What is sent.
+        on_answer: Gets each answer with the step that it is for.
+        rpc: Limits and times.
+        auth: Token and certificates.
+
+    Attributes:
+        failure: Why the session has ended for good; None while it has not.
+        uncertain: Steps of which it is not known whether a server has stored them.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        meta: EnvMeta,
+        client_id: str,
+        *,
+        spool: Spool,
+        on_answer: Callable[[SpooledStep, PolicyResponse], None],
+        rpc: RpcConfig | None = None,
+        auth: ClientAuthConfig | None = None,
+    ) -> None:
+        super().__init__(address, meta, client_id, rpc=rpc, auth=auth)
+        self.failure: RLightningError | None = None
+        self.uncertain = 0
+        self._spool = spool
+        self._on_answer = on_answer
+        self._base = 0
+        self._sent = 0
+        # The server takes no more, and has said what it has taken.
+        self._settled = False
+        self._asked: dict[int, SpooledStep] = {}
+        self._loop = asyncio.get_running_loop()
+        self._wake, self._progress = asyncio.Event(), asyncio.Event()
+        self._sender: asyncio.Task[None] | None = None
+
+    async def start(self, timeout_s: float) -> None:
+        """Opens the session as `AttachLink.start` does, and sends from then on."""
+        await super().start(timeout_s)
+        self._sender = asyncio.create_task(self._send_all())
+
+    def wake(self) -> None:
+        """Says that there is something to send; any thread may call it, and waits for nothing."""
+        with suppress(RuntimeError):  # the loop has been closed meanwhile
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Waits until all steps are acked, as long as a server is there."""
+        deadline = time.monotonic() + timeout_s
+        while len(self._spool) and self.connected and self.failure is None:
+            if (left_s := deadline - time.monotonic()) <= 0:
+                return
+            self._progress.clear()
+            with suppress(asyncio.TimeoutError):
+                await wait_within(self._progress.wait(), min(left_s, 0.1))
+
+    async def close(self) -> None:
+        """Ends the session in order and closes the connection."""
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.wait({self._sender})
+        await super().close()
+
+    async def _send_all(self) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while steps := self._next_steps():
+                    await self._session.send(self._encode(steps))
+        except RLightningError as error:
+            self.failure = self.failure or error
+
+    def _next_steps(self) -> list[SpooledStep]:
+        session = self._session
+        if not session.connected or session.draining or self._settled:
+            return []
+        room = _MAX_UNACKED - (self._sent - self._spool.taken)
+        return self._spool.after(self._sent, steps=room, max_bytes=_MESSAGE_BYTES)
+
+    def _encode(self, steps: list[SpooledStep]) -> bytes:
+        """Encodes steps, which count as sent from now on."""
+        request, writer = self._session.new_request(), Writer()
+        request.steps.epoch = self._session.epoch
+        newest = self._spool.newest
+        for step in steps:
+            asks = step is newest and step.wants_action
+            item = request.steps.steps.add(seq=step.seq, wants_action=asks, dropped=step.dropped)
+            fill_env_ret(item.env_ret, step.env_ret.mark_env_sent(), writer)
+            if asks:
+                self._asked[step.seq] = step
+            self._sent = max(self._sent, step.seq)
+        return writer.finish(request)
+
+    def _prepare_hello(self, request: pb.AttachRequest) -> None:
+        self._base = self._spool.taken if self._settled else self._sent
+        request.hello.last_seq = self._base
+        request.hello.wants_acks = True
+
+    async def _on_welcome(self, reader: Reader[pb.AttachResponse]) -> None:
+        self.welcomes += 1
+        spool, newest = self._spool, self._spool.newest
+        self._asked.clear()
+        if self._session.resumed:
+            spool.take(max(spool.taken, reader.message.taken_seq))
+            self._sent = spool.taken
+            if newest is not None and newest.seq <= self._sent and newest.wants_action:
+                # It was taken, and its answer may have got lost.
+                await self._session.send_now(self._encode([newest]))
+        elif self._base:
+            if (uncertain := self._base - spool.taken) > 0:
+                self.uncertain += uncertain
+                _LOG.warning(
+                    "%d steps were on their way to a server that did not come back; they are not "
+                    "sent again",
+                    uncertain,
+                )
+            spool.take(self._base)
+            # The new server has to see the last step once more, to begin with.
+            self._sent = spool.taken = self._base - 1
+        self._settled = False
+        self._wake.set()
+
+    def _on_message(self, reader: Reader[pb.AttachResponse]) -> None:
+        message = reader.message
+        body = message.WhichOneof("body")
+        if body == "ack":
+            self._settled = message.ack.closing
+            self._take(message.ack.taken_seq)
+        elif body == "answer":
+            seq = message.answer.seq
+            self._take(seq)
+            step = self._asked.pop(seq, None)
+            if step is None:  # a later one was answered already
+                return
+            for older in [asked for asked in self._asked if asked < seq]:
+                del self._asked[older]
+            try:
+                self._on_answer(step, self._response_of(reader))
+            except RemoteError as error:
+                self.failure = error
+
+    def _take(self, seq: int) -> None:
+        # Not what no step has: the number is the server's.
+        if self._spool.taken < seq <= self._sent:
+            self._spool.take(seq)
+            self._wake.set()
+            self._progress.set()
+
+    def _on_failure(self, error: RemoteError) -> None:
+        self.failure = self.failure or error

@@ -1,0 +1,66 @@
+"""Stores the steps of an attached env about which nobody was asked."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from rlightning.actor import BufferPort
+from rlightning.types import EnvRet, PolicyResponse
+from rlightning.utils.conversions import map_leaves
+
+# Steps that wait for the first answer, of which nobody knows yet what it looks like.
+_MAX_EARLY = 1024
+
+
+class UnaskedSteps:
+    """Between an actor and a buffer: stores what a client did by itself as transitions, too.
+
+    A step that nobody answered is a transition if the one after it says which action was executed.
+    It gets an answer of zeros, in the form of the policy's, without a version: `action` is then
+    what was executed, `action_source` who chose it, and `policy_version` that of no weights. So a
+    step is held back until the next one comes, and until the policy has answered for the first
+    time. One whose action nobody names is joined to nothing.
+
+    Args:
+        buffer: Where all goes, in order.
+    """
+
+    def __init__(self, buffer: BufferPort) -> None:
+        self._buffer = buffer
+        self._blank: PolicyResponse | None = None
+        self._waiting: deque[EnvRet] = deque()
+
+    async def insert(
+        self, env_ret: EnvRet, response: PolicyResponse | None, *, new_segment: bool = False
+    ) -> None:
+        """Stores a step that was answered, after those before it."""
+        if response is not None and self._blank is None:
+            self._blank = _blank_of(response)
+        await self._flush(None if new_segment else env_ret)
+        await self._buffer.insert(env_ret, response, new_segment=new_segment)
+
+    async def store(self, env_ret: EnvRet) -> None:
+        """Takes a step about which nobody was asked."""
+        if self._blank is not None or len(self._waiting) >= _MAX_EARLY:
+            await self._flush(env_ret)
+        self._waiting.append(env_ret)
+
+    async def finish(self) -> None:
+        """Stores what is held back; nothing follows."""
+        await self._flush(None)
+
+    async def _flush(self, following: EnvRet | None) -> None:
+        while self._waiting:
+            env_ret = self._waiting.popleft()
+            after = self._waiting[0] if self._waiting else following
+            named = after is not None and after.executed_action is not None
+            await self._buffer.insert(env_ret, self._blank if named else None)
+
+
+def _blank_of(response: PolicyResponse) -> PolicyResponse:
+    blank = PolicyResponse(response.env_id)
+    for name, value in response.to_dict().items():
+        setattr(blank, name, map_leaves(np.zeros_like, value))
+    return blank

@@ -1,0 +1,285 @@
+"""Envs that go on at a fixed rate, whatever the network does; on real servers and real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from rlightning.env.remote_env import RemoteEnvClient
+from rlightning.errors import ConfigError, DeadlineExceededError
+from rlightning.testing import FaultProxy, assert_eventually
+from rlightning.types import ActionSource
+from tests.integration.env.test_attach import COUNT, PATIENCE_S, attached, cluster
+from tests.integration.pairing.env import Counting
+
+pytestmark = pytest.mark.timeout(120)
+
+HZ = 50
+HELD, ZEROED, OF_POLICY = ActionSource.HOLD, ActionSource.ZERO, ActionSource.POLICY
+
+
+class Recording(Counting):
+    """Keeps what it executed: observation, action, next observation, and when."""
+
+    length = 40
+
+    def __init__(self):
+        super().__init__()
+        self.done = []
+        self.times = []
+
+    def step(self, action):
+        before = self._state.copy()
+        self._state[2] += 1
+        truncated = bool(self._state[2] % self.length == 0)
+        self.times.append(time.monotonic())
+        self.done.append((before, np.array(action), self._state.copy()))
+        return self._state.copy(), float(len(self.done)), False, truncated, {}
+
+
+class Slow(Counting):
+    """Leaves the processor to others."""
+
+    def step(self, action):
+        time.sleep(0.05)
+        return super().step(action)
+
+
+HOSTED = {**COUNT, "task": "tests.integration.env.test_control_loop:Slow"}
+
+
+async def goes_on(client, more, timeout_s=PATIENCE_S):
+    goal = client.status.steps + more
+    await assert_eventually(
+        lambda: client.outcome != [] or client.status.steps >= goal, timeout_s, "no steps"
+    )
+    assert client.outcome == [], client.outcome
+
+
+async def stored(running, client):
+    """What one client brought, in the order in which it was executed."""
+    await assert_eventually(lambda: not running.service._driver._farewells, PATIENCE_S)
+    columns = await running.rows(client)
+    order = np.lexsort((columns["observation"][:, 2], columns["observation"][:, 1]))
+    return {name: column[order] for name, column in columns.items()}
+
+
+def check(columns, env, *, missing=0):
+    """Asserts that the buffer holds what the env executed: each step once, with its action."""
+    executed = {
+        tuple(before[1:3]): (number, *what)
+        for number, what in enumerate(env.done)
+        for before in [what[0]]
+    }
+    seen = [tuple(step) for step in columns["observation"][:, 1:3].tolist()]
+    assert len(set(seen)) == len(seen), "a step was stored twice"
+    assert set(seen) <= executed.keys(), "a step was invented"
+    assert len(executed) - len(seen) == missing, sorted(executed.keys() - set(seen))
+    for row, step in enumerate(seen):
+        number, before, action, after = executed[step]
+        np.testing.assert_array_equal(columns["observation"][row], before)
+        np.testing.assert_array_equal(columns["action"][row], action)
+        np.testing.assert_array_equal(columns["next_observation"][row], after)
+        assert columns["reward"][row] == number + 1
+        source = columns["action_source"][row]
+        if source == OF_POLICY:  # the answer to this very observation
+            np.testing.assert_array_equal(action, before[:3])
+            np.testing.assert_array_equal(columns["echo"][row], before)
+        elif source == HELD:
+            np.testing.assert_array_equal(action, env.done[number - 1][1])
+        else:
+            assert source == ZEROED
+            assert not action.any()
+
+
+async def keeps_time(client, seconds):
+    """Asserts that the env is stepped at its rate for a while, but for what a busy machine takes."""
+    missed, begin = client.status.control.missed, time.monotonic()
+    await asyncio.sleep(seconds)
+    end = time.monotonic()
+    steps = sum(begin <= moment < end for moment in client.given.times)
+    missed = client.status.control.missed - missed
+    assert steps + missed == pytest.approx((end - begin) * HZ, abs=4)
+    assert steps > missed
+
+
+async def test_every_step_is_stored_with_the_action_that_was_executed():
+    async with cluster(HOSTED) as running:
+        env = Recording()
+        async with attached(running.env_address, env, control_hz=HZ) as client:
+            await goes_on(client, 100)
+        columns = await stored(running, client)
+        assert client.outcome == [None]
+        check(columns, env)
+        own = columns["action_source"] == OF_POLICY
+        assert own.any()
+        assert (columns["policy_version"][own] >= 0).all()
+        control = client.status.control
+        assert control.held == (~own).sum()
+        assert control.spooled == control.dropped == control.uncertain == 0
+
+
+@pytest.mark.parametrize("how", ["cut", "black_hole"])
+async def test_the_clock_goes_on_while_the_link_is_cut(how):
+    async with cluster(HOSTED) as running, FaultProxy(running.env_address) as proxy:
+        env = Recording()
+        env.length = 10**6
+        async with attached(proxy.address, env, control_hz=HZ) as client:
+            await goes_on(client, 50)
+            if how == "cut":
+                await proxy.refuse()
+            else:
+                proxy.black_hole()
+            await keeps_time(client, 2.0)
+            assert client.status.control.spooled > HZ / 2
+            if how == "cut":
+                await proxy.start()
+            else:
+                proxy.restore()
+            await assert_eventually(lambda: client.status.control.spooled < 3, PATIENCE_S)
+            await goes_on(client, 30)
+        columns = await stored(running, client)
+        check(columns, env)
+        assert (columns["action_source"] == HELD).sum() == client.status.control.held
+        assert (columns["policy_version"][columns["action_source"] == HELD] == -1).sum() >= HZ / 2
+        assert not columns["cut"][:-1].any()
+
+
+async def test_a_restarted_env_server_loses_and_repeats_nothing():
+    async with cluster(HOSTED) as running:
+        env = Recording()
+        env.length = 10**6
+        async with attached(running.env_address, env, control_hz=HZ) as client:
+            for _ in range(2):
+                await goes_on(client, 50)
+                await running.env.stop(grace_s=5)
+                await goes_on(client, 30)
+                assert client.status.control.spooled >= 20
+                await running.start_env()
+                await assert_eventually(lambda: client.status.control.spooled < 3, PATIENCE_S)
+            await goes_on(client, 50)
+            control = client.status.control
+            assert control.uncertain == control.dropped == 0
+        columns = await stored(running, client)
+        check(columns, env)
+        held = (columns["action_source"] == HELD).sum()
+        assert held == client.status.control.held >= 40
+
+
+async def test_a_policy_that_pauses_is_held_for():
+    async with cluster(HOSTED) as running:
+        env = Recording()
+        env.length = 10**6
+        async with attached(running.env_address, env, control_hz=HZ) as client:
+            await goes_on(client, 50)
+            await running.client.control("pause")
+            await asyncio.sleep(1.0)
+            control, steps = client.status.control, client.status.steps
+            await keeps_time(client, 1.0)
+            more = client.status.steps - steps
+            assert client.status.control.held - control.held == pytest.approx(more, abs=2)
+            await running.client.control("start")
+            await assert_eventually(lambda: client.status.control.spooled < 3, PATIENCE_S)
+            await goes_on(client, 50)
+        check(await stored(running, client), env)
+
+
+async def test_an_answer_that_comes_late_is_never_executed():
+    async with cluster(HOSTED) as running, FaultProxy(running.env_address) as proxy:
+        env = Recording()
+        async with attached(proxy.address, env, control_hz=HZ) as client:
+            await goes_on(client, 50)
+            proxy.delay_s = 0.06  # a round trip takes six periods
+            await goes_on(client, 10)
+            before = client.status.control
+            await goes_on(client, 60)
+            after = client.status.control
+            assert after.held - before.held >= 50
+            assert after.skipped > before.skipped
+        columns = await stored(running, client)
+        check(columns, env)
+        # What was answered and not executed is stored beside what was.
+        late = (columns["action_source"] == HELD) & (columns["policy_version"] >= 0)
+        assert late.any()
+        np.testing.assert_array_equal(
+            columns["policy_action"][late], columns["observation"][late][:, :3]
+        )
+
+
+async def test_a_full_spool_ends_the_episode_as_truncated_and_counts_what_is_lost():
+    async with cluster(HOSTED) as running, FaultProxy(running.env_address) as proxy:
+        env = Recording()
+        env.length = 10**6
+        options = {"control_hz": HZ, "spool_steps": 30}
+        async with attached(proxy.address, env, **options) as client:
+            await goes_on(client, 30)
+            await proxy.refuse()
+            await goes_on(client, 100)
+            assert client.status.control.spooled <= 30
+            assert client.status.control.dropped >= 60
+            await proxy.start()
+            await assert_eventually(lambda: client.status.control.spooled < 3, PATIENCE_S)
+            await goes_on(client, 50)
+            dropped = client.status.control.dropped
+            stats = (await running.client.describe()).stats
+            assert stats["steps_dropped"] == dropped
+            episodes = (await running.client.describe()).episodes
+            assert [e.reason for e in episodes if e.env_id == "attached/robot"] == ["truncated"]
+        columns = await stored(running, client)
+        ends = np.flatnonzero(columns["truncated"])
+        assert len(ends) == 1
+        assert len(set(columns["episode_id"].tolist())) == 2
+        columns["truncated"][ends] = False
+        check(columns, env, missing=dropped)
+        gap = np.diff(columns["observation"][:, 2])
+        assert gap[ends[0]] == dropped + 1
+        assert (np.delete(gap, ends[0]) == 1).all()
+
+
+async def test_zeros_are_executed_where_nobody_answers():
+    async with cluster(HOSTED) as running:
+        env = Recording()
+        options = {"control_hz": HZ, "on_late": "zero"}
+        async with attached(running.env_address, env, **options) as client:
+            await goes_on(client, 30)
+            await running.client.control("pause")
+            await goes_on(client, 50)
+            await running.client.control("start")
+            await goes_on(client, 30)
+        columns = await stored(running, client)
+        check(columns, env)
+        assert (columns["action_source"] == ZEROED).sum() == client.status.control.zeroed >= 40
+        assert not (columns["action_source"] == HELD).any()
+
+
+async def test_a_late_answer_may_end_the_run():
+    async with cluster(HOSTED) as running:
+        env = Recording()
+        options = {"control_hz": 5, "on_late": "stop"}
+        async with attached(running.env_address, env, **options) as client:
+            await goes_on(client, 2)
+            await running.client.control("pause")
+            await assert_eventually(lambda: client.outcome, PATIENCE_S)
+            assert isinstance(client.outcome[0], DeadlineExceededError)
+            await running.client.control("start")
+        columns = await stored(running, client)
+        check(columns, env)
+        assert (columns["action_source"] == OF_POLICY).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"control_hz": 0}, "control_hz"),
+        ({"control_hz": 10, "on_late": "never"}, "on_late"),
+        ({"control_hz": 10, "max_action_age_ms": 0}, "max_action_age_ms"),
+        ({"control_hz": 10, "spool_steps": 1}, "spool_steps"),
+        ({"control_hz": 10, "spool_mb": 0}, "spool_mb"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        RemoteEnvClient(Counting(), "127.0.0.1", 1, **options)
