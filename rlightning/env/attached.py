@@ -23,7 +23,13 @@ from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.spec import check_spec
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.v1 import env_service_pb2 as pb
-from rlightning.wire import Reader, Writer, fill_policy_response, read_env_ret
+from rlightning.wire import (
+    Reader,
+    Writer,
+    fill_policy_response,
+    read_env_ret,
+    read_policy_response,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +43,7 @@ _MAX_ACKED = 32
 # Answers of which is known to which act request they were.
 _KEPT_ACTS = 64
 
-Store = Callable[[EnvRet], Awaitable[None]]
+Store = Callable[[EnvRet, PolicyResponse | None], Awaitable[None]]
 
 
 class AttachedGroup:
@@ -56,8 +62,9 @@ class AttachedGroup:
         env_id: Id of the group.
         meta: Spaces and number of rows.
         activity: Whether it waits for the client, and since when.
-        store: Takes the EnvRets that want no answer; set before the first. None: `step` and `reset`
-            hand these out like the others, and what they are answered with goes nowhere.
+        store: Takes the EnvRets that want no answer, each with the one that another server gave to
+            it, if one did; set before the first. None: `step` and `reset` hand these out like the
+            others, and what they are answered with goes nowhere.
         failure: Why nobody drives it any more; None while somebody does.
         dropped: Steps that the client said it had to drop.
         wants_acks: Whether the client keeps steps until they are acked.
@@ -157,9 +164,10 @@ class AttachedGroup:
     async def drain(self) -> None:
         """Stores what came after the step that was handed out last; nobody is asked about it."""
         while self._inbox and self.store is not None:
+            came = self._inbox[0]
             env_ret, _ = self._pop()
             env_ret.info = self._of_interest(env_ret.info)
-            await self.store(env_ret)
+            await self.store(env_ret, came.response)
 
     # What the session calls.
 
@@ -198,7 +206,10 @@ class AttachedGroup:
             while len(self._inbox) >= _MAX_WAITING and not self._left:
                 await self._wait()
             self._seq = step.seq
-            self._inbox.append(_Came(step.seq, env_ret, step.wants_action, step.dropped, arrival))
+            came = _Came(step.seq, env_ret, step.wants_action, step.dropped, arrival)
+            if step.HasField("response") and not step.wants_action:
+                came.response = self._checked_response(step, reader)
+            self._inbox.append(came)
             self._changed.set()
         self._ack_due = self.wants_acks
         await self._ack_if_due()
@@ -242,7 +253,7 @@ class AttachedGroup:
             if asked or self.store is None:
                 return env_ret, continues
             env_ret.info = self._of_interest(env_ret.info)
-            await self.store(env_ret)
+            await self.store(env_ret, came.response)
 
     def _pop(self) -> tuple[EnvRet, bool]:
         """Returns the next EnvRet, counted, and whether it is the step after the last one."""
@@ -329,6 +340,15 @@ class AttachedGroup:
                 setattr(env_ret, name, self._of_rows(value, np.int64, name))
         return env_ret
 
+    def _checked_response(
+        self, step: pb.AttachStep, reader: Reader[pb.AttachRequest]
+    ) -> PolicyResponse:
+        response = read_policy_response(step.response, reader)
+        if not all_finite(response.to_dict()):
+            raise InvalidRequestError(f"step {step.seq}: response: NaN or infinite")
+        response.env_id = self.env_id
+        return response
+
     def _of_rows(self, value: Any, dtype: type[Any], name: str) -> npt.NDArray[Any]:
         try:
             array = np.asarray(value)
@@ -381,6 +401,7 @@ class _Came:
         wants_action: Whether the client waits for an answer.
         dropped: Steps right before it that the client had no room for.
         arrival: Stamps of the message that brought it last.
+        response: The answer that another server gave to it.
     """
 
     seq: int
@@ -388,6 +409,7 @@ class _Came:
     wants_action: bool
     dropped: int
     arrival: Arrival
+    response: PolicyResponse | None = None
 
 
 class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):

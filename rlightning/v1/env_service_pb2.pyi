@@ -67,16 +67,18 @@ class AttachSteps(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[AttachStep, _Mapping]]] = ...) -> None: ...
 
 class AttachStep(_message.Message):
-    __slots__ = ("seq", "env_ret", "wants_action", "dropped")
+    __slots__ = ("seq", "env_ret", "wants_action", "dropped", "response")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ENV_RET_FIELD_NUMBER: _ClassVar[int]
     WANTS_ACTION_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
     seq: int
     env_ret: _env_ret_pb2.EnvRet
     wants_action: bool
     dropped: int
-    def __init__(self, seq: _Optional[int] = ..., env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ..., wants_action: _Optional[bool] = ..., dropped: _Optional[int] = ...) -> None: ...
+    response: _policy_response_pb2.PolicyResponse
+    def __init__(self, seq: _Optional[int] = ..., env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ..., wants_action: _Optional[bool] = ..., dropped: _Optional[int] = ..., response: _Optional[_Union[_policy_response_pb2.PolicyResponse, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("welcome", "heartbeat", "answer", "drain", "ack", "timing", "taken_seq")

@@ -30,7 +30,7 @@ class UnaskedSteps:
     def __init__(self, buffer: BufferPort) -> None:
         self._buffer = buffer
         self._blank: PolicyResponse | None = None
-        self._waiting: deque[EnvRet] = deque()
+        self._waiting: deque[tuple[EnvRet, PolicyResponse | None]] = deque()
 
     async def insert(
         self, env_ret: EnvRet, response: PolicyResponse | None, *, new_segment: bool = False
@@ -41,11 +41,18 @@ class UnaskedSteps:
         await self._flush(None if new_segment else env_ret)
         await self._buffer.insert(env_ret, response, new_segment=new_segment)
 
-    async def store(self, env_ret: EnvRet) -> None:
-        """Takes a step about which nobody was asked."""
+    async def store(self, env_ret: EnvRet, response: PolicyResponse | None = None) -> None:
+        """Takes a step about which nobody was asked here.
+
+        Args:
+            env_ret: The step.
+            response: The answer that somebody else gave to it, if one did.
+        """
+        if response is not None and self._blank is None:
+            self._blank = _blank_of(response)
         if self._blank is not None or len(self._waiting) >= _MAX_EARLY:
             await self._flush(env_ret)
-        self._waiting.append(env_ret)
+        self._waiting.append((env_ret, response))
 
     async def finish(self) -> None:
         """Stores what is held back; nothing follows."""
@@ -53,10 +60,11 @@ class UnaskedSteps:
 
     async def _flush(self, following: EnvRet | None) -> None:
         while self._waiting:
-            env_ret = self._waiting.popleft()
-            after = self._waiting[0] if self._waiting else following
-            named = after is not None and after.executed_action is not None
-            await self._buffer.insert(env_ret, self._blank if named else None)
+            env_ret, response = self._waiting.popleft()
+            after = self._waiting[0][0] if self._waiting else following
+            if response is None and after is not None and after.executed_action is not None:
+                response = self._blank
+            await self._buffer.insert(env_ret, response)
 
 
 def _blank_of(response: PolicyResponse) -> PolicyResponse:

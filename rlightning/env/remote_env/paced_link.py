@@ -15,7 +15,7 @@ from rlightning.types import EnvMeta, PolicyResponse
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.utils.waiting import wait_within
 from rlightning.v1 import env_service_pb2 as pb
-from rlightning.wire import Reader, Writer, fill_env_ret
+from rlightning.wire import Reader, Writer, fill_env_ret, fill_policy_response
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class PacedLink(AttachLink):
         # The server takes no more, and has said what it has taken.
         self._settled = False
         self._asked: dict[int, SpooledStep] = {}
+        # Of steps that may have to be sent again to another server.
+        self._answers: dict[int, PolicyResponse] = {}
         self._loop = asyncio.get_running_loop()
         self._wake, self._progress = asyncio.Event(), asyncio.Event()
         self._sender: asyncio.Task[None] | None = None
@@ -122,9 +124,12 @@ class PacedLink(AttachLink):
         request.steps.epoch = self._session.epoch
         newest = self._spool.newest
         for step in steps:
-            asks = step is newest and step.wants_action
+            answer = self._answers.get(step.seq)
+            asks = step is newest and step.wants_action and answer is None
             item = request.steps.steps.add(seq=step.seq, wants_action=asks, dropped=step.dropped)
             fill_env_ret(item.env_ret, step.env_ret.mark_env_sent(), writer)
+            if answer is not None:
+                fill_policy_response(item.response, answer, writer)
             if asks:
                 self._asked[step.seq] = step
             self._sent = max(self._sent, step.seq)
@@ -142,7 +147,7 @@ class PacedLink(AttachLink):
         if self._session.resumed:
             spool.take(max(spool.taken, reader.message.taken_seq))
             self._sent = spool.taken
-            if newest is not None and newest.seq <= self._sent and newest.wants_action:
+            if newest is not None and newest.seq <= self._sent:
                 # It was taken, and its answer may have got lost.
                 await self._session.send_now(self._encode([newest]))
         elif self._base:
@@ -174,9 +179,13 @@ class PacedLink(AttachLink):
             for older in [asked for asked in self._asked if asked < seq]:
                 del self._asked[older]
             try:
-                self._on_answer(step, self._response_of(reader))
+                response = self._response_of(reader)
             except RemoteError as error:
                 self.failure = error
+                return
+            self._answers = {s: r for s, r in self._answers.items() if s >= self._spool.taken}
+            self._answers[seq] = response
+            self._on_answer(step, response)
 
     def _take(self, seq: int) -> None:
         # Not what no step has: the number is the server's.
