@@ -162,6 +162,21 @@ def attach(
         typer.Option(help="Who this is, unique among the clients; default: host and a number."),
     ] = None,
     num_envs: Annotated[int, typer.Option(min=1, help="Rows that are stepped together.")] = 1,
+    control_hz: Annotated[
+        Optional[float],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(help="Steps a second, whatever the network does; default: answers set it."),
+    ] = None,
+    on_late: Annotated[
+        str, typer.Option(help="Without an answer in time: hold the last action, zero, or stop.")
+    ] = "hold",
+    max_action_age_ms: Annotated[
+        Optional[float],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(help="Use no action whose observation is older."),
+    ] = None,
+    spool_steps: Annotated[
+        int, typer.Option(help="Steps to keep while the server is away.")
+    ] = 10_000,
+    spool_mb: Annotated[float, typer.Option(help="Megabytes of them.")] = 256.0,
     token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -174,7 +189,18 @@ def attach(
         from rlightning.cluster.attach import attach as run_client
 
         auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
-        run_client(env, server, name=name, num_envs=num_envs, auth=auth)
+        run_client(
+            env,
+            server,
+            name=name,
+            num_envs=num_envs,
+            control_hz=control_hz,
+            on_late=on_late,
+            max_action_age_ms=max_action_age_ms,
+            spool_steps=spool_steps,
+            spool_mb=spool_mb,
+            auth=auth,
+        )
 
 
 @app.command()

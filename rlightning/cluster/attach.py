@@ -7,20 +7,21 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
 from rlightning.cluster.guard import add_import_paths
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.gymnasium_env import GymnasiumEnv
-from rlightning.env.remote_env import AttachStatus, RemoteEnvClient
+from rlightning.env.remote_env import AttachStatus, ControlStatus, RemoteEnvClient
 from rlightning.env.utils.backends import backend_class
 from rlightning.errors import ConfigError
 from rlightning.rpc.protocol import valid_client_id
 from rlightning.utils.config import ClientAuthConfig, EnvConfig
 from rlightning.utils.config.rpc import check_address
 
-_TERMINAL_S = 1.0
+_TERMINAL_S = 1.0  # also where the env is stepped by the clock
 _LOG_S = 10.0
 
 
@@ -31,6 +32,7 @@ def attach(
     name: str | None = None,
     num_envs: int = 1,
     auth: ClientAuthConfig | None = None,
+    **control: Any,
 ) -> None:
     """Steps an env for a cluster until Ctrl-C, or until the env has finished.
 
@@ -41,6 +43,7 @@ def attach(
         name: Who this is, unique among the clients of the server.
         num_envs: Rows that are stepped together.
         auth: Token and certificates.
+        **control: Of `RemoteEnvClient`: `control_hz` and what belongs to it.
 
     Raises:
         ConfigError: There is no such env, or an argument is not valid.
@@ -58,7 +61,7 @@ def attach(
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     add_import_paths([])
     client = RemoteEnvClient(
-        _make(env, num_envs), host.strip("[]"), int(port), name=name, auth=auth
+        _make(env, num_envs), host.strip("[]"), int(port), name=name, auth=auth, **control
     )
     typer.echo(f"attaching {env} to {server} as {client.name}")
     with client, _shown(client):
@@ -85,7 +88,8 @@ def _shown(client: RemoteEnvClient) -> Iterator[None]:
     terminal = sys.stdout.isatty()
 
     def show() -> None:
-        period_s, before = (_TERMINAL_S if terminal else _LOG_S), 0
+        paced = terminal or client.is_paced
+        period_s, before = (_TERMINAL_S if paced else _LOG_S), 0
         while not ended.wait(period_s):
             status = client.status
             line = _line(status, (status.steps - before) / period_s)
@@ -106,8 +110,26 @@ def _shown(client: RemoteEnvClient) -> Iterator[None]:
 
 def _line(status: AttachStatus, rate: float | None = None) -> str:
     speed = "" if rate is None else f" ({rate:,.0f}/s)"
+    if status.control is not None:
+        return _control_line(status, status.control, speed)
     return (
         f"{status.state:<10}  steps {status.steps:,}{speed}  episodes {status.episodes:,}  "
         f"version {status.policy_version}  reconnects {status.reconnects}  "
         f"env errors {status.env_errors}" + (f"  ({status.trouble})" if status.trouble else "")
     )
+
+
+def _control_line(status: AttachStatus, control: ControlStatus, speed: str) -> str:
+    link = "up" if control.connected else "down"
+    parts = [
+        f"{status.state:<10}  steps {status.steps:,}{speed}  jitter {control.jitter_ms:.1f} ms",
+        f"action age {control.age_p50_ms:.0f}/{control.age_p99_ms:.0f} ms  link {link}",
+        f"held {control.held + control.zeroed:,}  spooled {control.spooled:,}",
+        f"dropped {control.dropped:,}  reconnects {status.reconnects}",
+        f"version {status.policy_version}",
+    ]
+    if status.env_errors:
+        parts.append(f"env errors {status.env_errors}")
+    if status.trouble:
+        parts.append(f"({status.trouble})")
+    return "  ".join(parts)

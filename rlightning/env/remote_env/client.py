@@ -23,7 +23,7 @@ from rlightning.env.remote_env.given import as_base_env
 from rlightning.env.remote_env.link import AttachLink, LockstepLink
 from rlightning.env.remote_env.paced_run import ControlStatus, PacedRun
 from rlightning.env.utils.infos import InfoFilter
-from rlightning.errors import EnvError, ObservationError
+from rlightning.errors import ConfigError, EnvError, ObservationError
 from rlightning.rpc.loop import LoopThread
 from rlightning.types import EnvRet
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
@@ -120,6 +120,8 @@ class RemoteEnvClient:
         self._pace: Pace | None = None
         if control_hz is not None:
             self._pace = Pace(control_hz, on_late, max_action_age_ms, spool_steps, spool_mb)
+        elif on_late != "hold" or max_action_age_ms is not None:
+            raise ConfigError("on_late and max_action_age_ms: expected control_hz beside them")
         self.env = as_base_env(env)
         self.name = name or f"{_host_name()}-{uuid.uuid4().hex[:8]}"
         self._address = f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
@@ -166,6 +168,11 @@ class RemoteEnvClient:
             trouble="" if link is None or self._ended else link.trouble,
             control=None if self._paced is None else self._paced.status(),
         )
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether the env is stepped by the clock."""
+        return self._pace is not None
 
     def is_finish(self) -> bool:
         """Whether to stop after the step just taken; to override. Asks the env by default."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack, asynccontextmanager
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from rlightning.env.remote_env import RemoteEnvClient
 from rlightning.errors import ConfigError, DeadlineExceededError
 from rlightning.testing import FaultProxy, assert_eventually
 from rlightning.types import ActionSource
-from tests.integration.env.test_attach import COUNT, PATIENCE_S, attached, cluster
+from tests.integration.env.test_attach import ECHO, FAST, PATIENCE_S, Cluster, attached
 from tests.integration.pairing.env import Counting
+from tests.integration.pairing.policy import Echo
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -40,15 +44,27 @@ class Recording(Counting):
         return self._state.copy(), float(len(self.done)), False, truncated, {}
 
 
-class Slow(Counting):
-    """Leaves the processor to others."""
+class Chunks(Echo):
+    """Answers with the actions of the next steps, too."""
 
-    def step(self, action):
-        time.sleep(0.05)
-        return super().step(action)
+    length = 40
+
+    def rollout_step(self, env_ret):
+        response = super().rollout_step(env_ret)
+        ahead = torch.zeros(self.length, 3, dtype=torch.int64)
+        ahead[:, 2] = torch.arange(self.length)
+        response.action = response.action[:, None] + ahead
+        return response
 
 
-HOSTED = {**COUNT, "task": "tests.integration.env.test_control_loop:Slow"}
+@asynccontextmanager
+async def cluster(policy=ECHO):
+    """Servers for attached envs alone."""
+    async with AsyncExitStack() as stack:
+        running = Cluster(stack, [], policy, FAST)
+        running.config.services.env.min_clients = 1
+        await running.start()
+        yield running
 
 
 async def goes_on(client, more, timeout_s=PATIENCE_S):
@@ -87,7 +103,8 @@ def check(columns, env, *, missing=0):
         source = columns["action_source"][row]
         if source == OF_POLICY:  # the answer to this very observation
             np.testing.assert_array_equal(action, before[:3])
-            np.testing.assert_array_equal(columns["echo"][row], before)
+            if columns["policy_version"][row] >= 0:
+                np.testing.assert_array_equal(columns["echo"][row], before)
         elif source == HELD:
             np.testing.assert_array_equal(action, env.done[number - 1][1])
         else:
@@ -107,7 +124,7 @@ async def keeps_time(client, seconds):
 
 
 async def test_every_step_is_stored_with_the_action_that_was_executed():
-    async with cluster(HOSTED) as running:
+    async with cluster() as running:
         env = Recording()
         async with attached(running.env_address, env, control_hz=HZ) as client:
             await goes_on(client, 100)
@@ -124,7 +141,7 @@ async def test_every_step_is_stored_with_the_action_that_was_executed():
 
 @pytest.mark.parametrize("how", ["cut", "black_hole"])
 async def test_the_clock_goes_on_while_the_link_is_cut(how):
-    async with cluster(HOSTED) as running, FaultProxy(running.env_address) as proxy:
+    async with cluster() as running, FaultProxy(running.env_address) as proxy:
         env = Recording()
         env.length = 10**6
         async with attached(proxy.address, env, control_hz=HZ) as client:
@@ -149,7 +166,7 @@ async def test_the_clock_goes_on_while_the_link_is_cut(how):
 
 
 async def test_a_restarted_env_server_loses_and_repeats_nothing():
-    async with cluster(HOSTED) as running:
+    async with cluster() as running:
         env = Recording()
         env.length = 10**6
         async with attached(running.env_address, env, control_hz=HZ) as client:
@@ -170,7 +187,7 @@ async def test_a_restarted_env_server_loses_and_repeats_nothing():
 
 
 async def test_a_policy_that_pauses_is_held_for():
-    async with cluster(HOSTED) as running:
+    async with cluster() as running:
         env = Recording()
         env.length = 10**6
         async with attached(running.env_address, env, control_hz=HZ) as client:
@@ -188,7 +205,7 @@ async def test_a_policy_that_pauses_is_held_for():
 
 
 async def test_an_answer_that_comes_late_is_never_executed():
-    async with cluster(HOSTED) as running, FaultProxy(running.env_address) as proxy:
+    async with cluster() as running, FaultProxy(running.env_address) as proxy:
         env = Recording()
         async with attached(proxy.address, env, control_hz=HZ) as client:
             await goes_on(client, 50)
@@ -210,7 +227,7 @@ async def test_an_answer_that_comes_late_is_never_executed():
 
 
 async def test_a_full_spool_ends_the_episode_as_truncated_and_counts_what_is_lost():
-    async with cluster(HOSTED) as running, FaultProxy(running.env_address) as proxy:
+    async with cluster() as running, FaultProxy(running.env_address) as proxy:
         env = Recording()
         env.length = 10**6
         options = {"control_hz": HZ, "spool_steps": 30}
@@ -240,7 +257,7 @@ async def test_a_full_spool_ends_the_episode_as_truncated_and_counts_what_is_los
 
 
 async def test_zeros_are_executed_where_nobody_answers():
-    async with cluster(HOSTED) as running:
+    async with cluster() as running:
         env = Recording()
         options = {"control_hz": HZ, "on_late": "zero"}
         async with attached(running.env_address, env, **options) as client:
@@ -256,7 +273,7 @@ async def test_zeros_are_executed_where_nobody_answers():
 
 
 async def test_a_late_answer_may_end_the_run():
-    async with cluster(HOSTED) as running:
+    async with cluster() as running:
         env = Recording()
         options = {"control_hz": 5, "on_late": "stop"}
         async with attached(running.env_address, env, **options) as client:
@@ -278,8 +295,69 @@ async def test_a_late_answer_may_end_the_run():
         ({"control_hz": 10, "max_action_age_ms": 0}, "max_action_age_ms"),
         ({"control_hz": 10, "spool_steps": 1}, "spool_steps"),
         ({"control_hz": 10, "spool_mb": 0}, "spool_mb"),
+        ({"on_late": "stop"}, "control_hz"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options, said):
     with pytest.raises(ConfigError, match=said):
         RemoteEnvClient(Counting(), "127.0.0.1", 1, **options)
+
+
+async def test_a_chunk_of_actions_lasts_through_a_cut_and_no_longer():
+    async with (
+        cluster({"type": "tests.integration.env.test_control_loop:Chunks"}) as running,
+        FaultProxy(running.env_address) as proxy,
+    ):
+        env = Recording()
+        env.length = 10**6
+        options = {"control_hz": HZ, "max_action_age_ms": 400}
+        async with attached(proxy.address, env, **options) as client:
+            await goes_on(client, 30)
+            before = client.status.control
+            await proxy.refuse()
+            await goes_on(client, 60)
+            after = client.status.control
+            # 400 ms of 50 Hz are 20 steps; the chunk would last for 40.
+            assert 20 <= after.held - before.held <= 55
+            assert after.too_old - before.too_old >= 10
+            assert after.age_p99_ms <= 400
+            await proxy.start()
+            await assert_eventually(lambda: client.status.control.spooled < 3, PATIENCE_S)
+            await goes_on(client, 30)
+        columns = await stored(running, client)
+        check(columns, env)
+        by_itself = (columns["policy_version"] < 0) & (columns["action_source"] == OF_POLICY)
+        assert by_itself.any()
+        assert columns["policy_action"].shape[1:] == (Chunks.length, 3)
+
+
+async def test_an_env_of_several_rows_has_no_clock():
+    async with cluster() as running:
+        envs = gym.vector.SyncVectorEnv(
+            [Counting] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
+        )
+        async with attached(running.env_address, envs, control_hz=HZ) as client:
+            await assert_eventually(lambda: client.outcome, PATIENCE_S)
+            assert isinstance(client.outcome[0], ConfigError)
+            assert "one row, got 2 rows" in str(client.outcome[0])
+
+
+class Failing(Recording):
+    """Raises in every 20th step, before it does anything."""
+
+    calls = 0
+
+    def step(self, action):
+        self.calls += 1
+        if self.calls % 20 == 0:
+            raise RuntimeError("the arm fell off")
+        return super().step(action)
+
+
+async def test_an_env_that_fails_is_reset_and_goes_on():
+    async with cluster() as running:
+        env = Failing()
+        async with attached(running.env_address, env, control_hz=HZ) as client:
+            await goes_on(client, 50)
+            assert client.status.env_errors >= 2
+        check(await stored(running, client), env)
