@@ -37,7 +37,7 @@ PREFIX = "attached/"
 """What the id of an attached group begins with; the rest is the id of its client."""
 
 # Steps of one client that wait to be stored; one that sends more is read no further.
-_MAX_WAITING = 64
+_MAX_WAITING = 128
 # Acks are withheld while so many wait: who waits for acks keeps the rest, and is read on.
 _MAX_ACKED = 32
 # Answers of which is known to which act request they were.

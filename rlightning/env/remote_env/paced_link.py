@@ -19,8 +19,9 @@ from rlightning.wire import Reader, Writer, fill_env_ret, fill_policy_response
 
 _LOG = logging.getLogger(__name__)
 
-# Steps that a server was sent and has not acked: what is not known of one that never comes back.
-_MAX_UNACKED = 16
+# Steps that a server was sent and has not acked: what is not known of one that never comes back. Not
+# less than are executed in the longest round trip, or the newest step would never be sent.
+_MAX_UNACKED = 64
 # Arrays of one message; a single step may have more.
 _MESSAGE_BYTES = 256 * 1024
 
@@ -31,7 +32,7 @@ class PacedLink(AttachLink):
     A step is kept until the server has acked it. After a cut, a server that knows the session says
     what it has taken, and the rest is sent again. Another server begins a new segment with the last
     step that the one before has taken. If that one went without a word, steps that were on their
-    way are not sent again, since they may have been stored: at most 16, which are counted.
+    way are not sent again, since they may have been stored: at most 64, which are counted.
 
     Args:
         address: `HOST:PORT` of the env server.
