@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from rlightning.buffer.base_buffer import DataBuffer
 from rlightning.buffer.builder import build_data_buffer
@@ -15,7 +15,7 @@ from rlightning.buffer.parts import joined
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.buffer.rollouts import Rollout
-from rlightning.buffer.sampler import AllDataSampler
+from rlightning.buffer.sampler import AllDataSampler, Sampler
 from rlightning.buffer.utils.layout import iter_arrays
 from rlightning.buffer.where import Where
 from rlightning.errors import (
@@ -78,6 +78,28 @@ class Taken:
         return dict(self.sample) if self.rollout is None else self.rollout.columns()
 
 
+class Journal(Protocol):
+    """Writes down what happens to a table, apart from inserts, which their writers tell."""
+
+    def opened(self, meta: EnvMeta, writer_id: str) -> None:
+        """A writer may bring the rows of an env."""
+
+    def closed(self, env_id: str, writer_id: str) -> None:
+        """It will not bring any more."""
+
+    def cut(self, env_id: str) -> None:
+        """The open episodes of an env were ended from outside."""
+
+    def cleared(self) -> None:
+        """The table was emptied."""
+
+    def prioritised(self, indices: Any, priorities: Any, generations: Any) -> None:
+        """Priorities were set."""
+
+    def drawn(self, sampler: Sampler, sampled_total: int) -> None:
+        """A batch was drawn."""
+
+
 class BufferTable:
     """A named buffer that writers and learners of one event loop share.
 
@@ -90,6 +112,7 @@ class BufferTable:
         buffer: The buffer itself.
         sampled_total: Transitions handed to learners.
         transit: Memory for what is on its way: messages that wait for room, and sampled batches.
+        journal: Is told what happens, so that it can be done again; None for nobody.
 
     Raises:
         ConfigError: The configuration asks for what the buffer does not offer.
@@ -100,6 +123,7 @@ class BufferTable:
         self.buffer: DataBuffer = build_data_buffer(config)
         self.buffer.init()
         self.sampled_total = 0
+        self.journal: Journal | None = None
         self.transit = MemoryPool(self.buffer.max_bytes // 2)
         self._timeout_ns = int(config.producer_timeout_s * 1e9)
         self._producers: dict[str, Producer] = {}
@@ -117,6 +141,12 @@ class BufferTable:
     def samples_transitions(self) -> bool:
         """Whether batches are drawn from single transitions, of which `where` can choose."""
         return not self.serves_rollouts and self.buffer.config.storage.unit == "transition"
+
+    @property
+    def sampler(self) -> Sampler:
+        """Chooses the rows of a batch."""
+        assert self.buffer.sampler is not None  # `init` made it
+        return self.buffer.sampler
 
     @property
     def producers(self) -> Mapping[str, Producer]:
@@ -176,6 +206,8 @@ class BufferTable:
                     self.close_writer(env_id, producer.writer_id)
                 raise
             self._producers[env_id] = Producer(env_id, writer_id)
+            if self.journal is not None:
+                self.journal.opened(meta, writer_id)
 
     def close_writer(self, env_id: str, writer_id: str) -> None:
         """Takes note that a writer will not come back: nobody waits for its rows any more."""
@@ -183,10 +215,40 @@ class BufferTable:
         if producer is not None and producer.writer_id == writer_id:
             self._last = self._producers.pop(env_id)
             self.buffer.close_group(env_id)
+            if self.journal is not None:
+                self.journal.closed(env_id, writer_id)
             self._changed()
 
-    def try_insert(self, env_id: str, items: Sequence[Item]) -> bool:
+    def take_over(self, producers: Iterable[Producer]) -> None:
+        """Takes writers of before for those that are here."""
+        self._producers.update((producer.env_id, producer) for producer in producers)
+
+    def reset(self) -> None:
+        """Makes the table as it was at first: nothing is stored, and nobody writes."""
+        self.buffer.init()
+        self.sampled_total = 0
+        self._producers.clear()
+
+    def truncate(self, env_id: str) -> int:
+        """Ends the open episodes of the rows of an env; returns how many there were.
+
+        Raises:
+            KeyError: No data of this env ever came.
+        """
+        count = self.buffer.truncate_group(env_id)
+        if self.journal is not None:
+            self.journal.cut(env_id)
+        return count
+
+    def try_insert(
+        self, env_id: str, items: Sequence[Item], on_fit: Callable[[], None] | None = None
+    ) -> bool:
         """Stores items of one env, all or none.
+
+        Args:
+            env_id: Id of the env.
+            items: The items.
+            on_fit: Called when it is known that they can be stored, and nothing of them is yet.
 
         Returns:
             False if there is no room for them yet.
@@ -198,6 +260,8 @@ class BufferTable:
         prepared = self.buffer.prepare(env_id, items)
         if not self.buffer.has_room(prepared):
             return False
+        if on_fit is not None:
+            on_fit()
         self.buffer.commit(prepared)
         self._producers[env_id].heard_ns = time.monotonic_ns()
         if self._has_batch():
@@ -266,6 +330,8 @@ class BufferTable:
             taken = Taken(columns["reward"].size, metadata, None, columns, nbytes)
             weakref.finalize(taken, self._sent, needed).atexit = False
         self.sampled_total += taken.transitions
+        if self.journal is not None:
+            self.journal.drawn(self.sampler, self.sampled_total)
         return taken
 
     def _available(self, where: Where | None) -> int:
@@ -355,10 +421,19 @@ class BufferTable:
             self.buffer.rollouts.give_back(taken.rollout)
             self._ready.set()
 
+    def update_priorities(self, indices: Any, priorities: Any, generations: Any) -> int:
+        """Sets priorities of transitions; see `DataBuffer.update_priorities`."""
+        updated = self.buffer.update_priorities(indices, priorities, generations)
+        if self.journal is not None:
+            self.journal.prioritised(indices, priorities, generations)
+        return updated
+
     def clear(self) -> int:
         """Drops what is stored; returns how many transitions."""
         before = self.buffer.size()
         self.buffer.clear()
+        if self.journal is not None:
+            self.journal.cleared()
         self._changed()
         return before - self.buffer.size()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,14 @@ __all__ = [
     "SERVICE",
     "BufferClient",
     "BufferStatus",
+    "Checkpoint",
     "InsertClient",
     "SampleClient",
     "TableStatus",
 ]
 
 _CALL_TIMEOUT_S = 30.0
+_CHECKPOINT_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,18 @@ class BufferStatus:
     storage_id: str
     tables: Mapping[str, TableStatus]
     stats: Mapping[str, Any]
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint on the disk of a buffer server.
+
+    Attributes:
+        name: Its name, for `buffer.restore`.
+        nbytes: Its size in bytes.
+    """
+
+    name: str
+    nbytes: int
 
 
 class BufferClient:
@@ -205,6 +219,26 @@ class BufferClient:
             timeout=timeout_s,
         )
         return response.updated
+
+    async def checkpoint(self, *, timeout_s: float = _CHECKPOINT_TIMEOUT_S) -> Checkpoint:
+        """Writes everything that the server holds to its disk, while it goes on.
+
+        Args:
+            timeout_s: How long it may take, in seconds.
+
+        Raises:
+            PreconditionError: The server has no `buffer.data_dir`.
+            ResourceExhaustedError: Its disk is full; what was there before still is.
+            UnavailableError: The server could not be reached.
+        """
+        response = await unary(
+            self._channel,
+            f"/{SERVICE}/Checkpoint",
+            pb.CheckpointRequest(),
+            pb.CheckpointResponse,
+            timeout=timeout_s,
+        )
+        return Checkpoint(response.name, response.total_bytes)
 
     async def truncate(
         self, env_ids: Sequence[str], table: str = "", *, timeout_s: float = _CALL_TIMEOUT_S

@@ -247,12 +247,12 @@ class SessionClient(Generic[RequestT, ResponseT]):
             try:
                 await self._connect_once()
                 return  # half-closed by this side
-            except _RETRIED as error:
+            except RemoteError as error:
+                if not isinstance(error, _RETRIED) and not status.is_passing(error):
+                    self._fail(error)
+                    return
                 self._last_error = error
                 logger.info("%s: %s; connecting again", self._method, error)
-            except RemoteError as error:
-                self._fail(error)
-                return
             except Exception as error:
                 logger.exception("%s: a callback of the session raised", self._method)
                 self._fail(RemoteError(f"{type(error).__name__}: {error}", peer=self.peer))

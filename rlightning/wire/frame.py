@@ -207,6 +207,11 @@ class Reader(_Budget, Generic[_MessageT]):
             raise CodecError(f"no valid {name}: {error}") from error
 
     @property
+    def data(self) -> Buffer:
+        """The encoded message."""
+        return self._data
+
+    @property
     def nbytes(self) -> int:
         """Size of the encoded message."""
         return len(self._data)

@@ -8,9 +8,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.pipeline import Item
 from rlightning.errors import (
     AlreadyExistsError,
@@ -58,6 +60,7 @@ class _Message:
         table: Where it goes.
         items: What it brings.
         refusal: Why it cannot be stored; None while it may be.
+        data: The message itself.
         since_ns: When it came, by the monotonic clock.
         nbytes: What it takes in memory, in bytes.
     """
@@ -65,6 +68,7 @@ class _Message:
     table: BufferTable
     items: list[Item]
     refusal: RLightningError | None
+    data: bytes
     since_ns: int
     nbytes: int
 
@@ -116,7 +120,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
 
     Args:
         tables: The tables by name.
-        storage_id: Identifies what is stored.
+        store: Where what is acked is kept.
 
     Attributes:
         counts: Counters.
@@ -127,12 +131,28 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
     request_type = pb.InsertRequest
     response_type = pb.InsertResponse
 
-    def __init__(self, tables: Mapping[str, BufferTable], storage_id: str) -> None:
+    def __init__(self, tables: Mapping[str, BufferTable], store: DurableStore) -> None:
         self.counts = InsertCounts()
         self.latency = LatencyStats()
         self._tables = tables
-        self._storage_id = storage_id
+        self._durable = store
         self._writers: OrderedDict[str, Writer] = OrderedDict()
+
+    # What was before.
+
+    def take_over(self) -> None:
+        """Takes note of the writers of before, which may come back."""
+        for writer_id, (env_id, next_seq) in self._durable.writers.items():
+            self._writers[writer_id] = Writer(writer_id, env_id, next_seq)
+        self._forget_writers()
+
+    def close_absent(self) -> None:
+        """Ends what writers of before left open that did not come back."""
+        for table in self._tables.values():
+            for env_id, producer in tuple(table.producers.items()):
+                writer = self._writers.get(producer.writer_id)
+                if writer is None or writer.session is None:
+                    table.close_writer(env_id, producer.writer_id)
 
     # Sessions.
 
@@ -140,6 +160,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         self, session: Session, reader: Reader[pb.InsertRequest]
     ) -> pb.InsertResponse:
         """Lets a writer bring the rows of its env, from the first message that is not stored."""
+        self._durable.check()
         hello = reader.message.hello
         meta = session.spec
         if meta is None or not meta.env_id:
@@ -157,9 +178,11 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         self._tables[DEFAULT_TABLE].open_writer(meta, writer.writer_id)
         writer.session = session
         session.state = writer
+        self._durable.know_writer(writer.writer_id, writer.env_id, writer.next_seq)
+        await self._durable.settled()
         self._start(writer, self._send_acks(writer, session))
         response = pb.InsertResponse()
-        response.welcome.storage_id = self._storage_id
+        response.welcome.storage_id = self._durable.storage_id
         response.welcome.next_seq = writer.next_seq
         return response
 
@@ -202,6 +225,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             gone = [key for key, writer in self._writers.items() if writer.session is None]
             for key in gone[:surplus]:
                 del self._writers[key]
+                self._durable.forget_writer(key)
 
     async def on_close(self, session: Session, *, resumable: bool) -> None:
         """Forgets what waits, which comes again; and the rows of a writer that does not."""
@@ -242,6 +266,9 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         writer: Writer = session.state
         if writer.session is not session:
             raise PreconditionError("another session writes under this writer_id", reason="FENCED")
+        self._durable.check()
+        if self._durable.behind:
+            await self._durable.settled()
         seq = reader.message.insert.seq
         self.counts.messages_total += 1
         if writer.next_seq == 0 and seq > 0:
@@ -295,12 +322,13 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
 
     def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], received_ns: int) -> _Message:
         name = reader.message.insert.table or DEFAULT_TABLE
-        message = _Message(self._tables[DEFAULT_TABLE], [], None, received_ns, reader.nbytes)
+        data = bytes(reader.data)
+        message = _Message(self._tables[DEFAULT_TABLE], [], None, data, received_ns, reader.nbytes)
         try:
             if name not in self._tables:
                 raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
             message.table = self._tables[name]
-            message.items = _items(writer.env_id, reader)
+            message.items = items_of(writer.env_id, reader)
             message.nbytes += _VALUE_BYTES * reader.used()[0]
         except (CodecError, NotFoundError, InvalidRowError) as error:
             message.refusal = error
@@ -316,7 +344,15 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         if refusal is None:
             begun = time.perf_counter()
             try:
-                if not message.table.try_insert(writer.env_id, message.items):
+                journal = partial(
+                    self._durable.insert,
+                    message.table.name,
+                    writer.writer_id,
+                    writer.env_id,
+                    writer.next_seq,
+                    message.data,
+                )
+                if not message.table.try_insert(writer.env_id, message.items, journal):
                     return False
                 failpoint("insert.stored")
                 self.latency.record("store", time.perf_counter() - begun)
@@ -327,6 +363,9 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         if refusal is not None:
             self.counts.refused_total += 1
             message.table.refuse(writer.env_id)
+            self._durable.refuse(
+                message.table.name, writer.writer_id, writer.env_id, writer.next_seq
+            )
             writer.refused[writer.next_seq] = to_error_status(refusal)
         writer.next_seq += 1
         writer.unacked += 1
@@ -355,7 +394,11 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             producer.waiting = len(writer.waiting)
 
     async def _send_acks(self, writer: Writer, session: Session) -> None:
-        """Acks everything that was stored since the last ack, as fast as the client reads."""
+        """Acks everything that was stored since the last ack, as fast as the client reads.
+
+        It awaits what the server's durability promises first; meanwhile more is stored, which is
+        written together.
+        """
         while True:
             await writer.progress.wait()
             writer.progress.clear()
@@ -363,7 +406,10 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             if writer.alarm is not None:
                 writer.alarm.cancel()
                 writer.alarm = None
-            for seq in sorted(writer.refused):
+            stored, refused = writer.next_seq - 1, sorted(writer.refused)
+            await self._durable.settled()
+            failpoint("insert.settled")
+            for seq in refused:
                 response = pb.InsertResponse()
                 response.ack.seq = seq - 1
                 response.ack.error.CopyFrom(writer.refused[seq])
@@ -371,12 +417,18 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                     writer.refused.pop(seq, None)
                     writer.moved.set()
             response = pb.InsertResponse()
-            response.ack.seq = writer.next_seq - 1
+            response.ack.seq = stored
             response.ack.withheld = len(writer.waiting)
             await session.send(response)
 
 
-def _items(env_id: str, reader: Reader[pb.InsertRequest]) -> list[Item]:
+def items_of(env_id: str, reader: Reader[pb.InsertRequest]) -> list[Item]:
+    """Returns the items of a message of an env.
+
+    Raises:
+        InvalidRowError: One lacks its EnvRet, or is of another env.
+        CodecError: One cannot be read.
+    """
     items = []
     for position, item in enumerate(reader.message.insert.items):
         if not item.HasField("env_ret"):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlightning.buffer.buffer_table import BufferTable, Taken
+from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.where import Where
 from rlightning.errors import InvalidRequestError, NotFoundError, UnavailableError
 from rlightning.latency import LatencyStats
@@ -71,7 +72,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
     Args:
         tables: The tables by name.
-        storage_id: Identifies what is stored.
+        store: Knows what identifies what is stored.
         producer_timeout_s: How often a learner is told of a silent producer, in seconds.
         lease_s: For how long the batches of a learner that is away are kept from others that ask,
             in seconds.
@@ -87,14 +88,14 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
     def __init__(
         self,
         tables: Mapping[str, BufferTable],
-        storage_id: str,
+        store: DurableStore,
         producer_timeout_s: float,
         lease_s: float,
     ) -> None:
         self.batches_total = 0
         self.latency = LatencyStats()
         self._tables = tables
-        self._storage_id = storage_id
+        self._store = store
         self._producer_timeout_s = producer_timeout_s
         self._lease_s = lease_s
         self._learners: list[Learner] = []
@@ -117,7 +118,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             learner.deprived = session.resumed = False
         self._reclaim(learner.table)
         response = pb.SampleResponse()
-        response.welcome.storage_id = self._storage_id
+        response.welcome.storage_id = self._store.storage_id
         return response
 
     def _learner(self, hello: pb.SampleHello) -> Learner:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.parts import joined
+from rlightning.buffer.pipeline import Item
 from rlightning.buffer.remote_buffer import SERVICE
 from rlightning.errors import (
     InvalidRequestError,
@@ -24,22 +25,29 @@ from rlightning.errors import (
 from rlightning.latency import LatencyStats
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
+from rlightning.rpc.health import Health
 from rlightning.rpc.protocol import LIBRARY_VERSION
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Writer, encode_batch, fill_value
+from rlightning.wire import Batch, Limits, Reader, Writer, encode_batch, fill_value
 
 from .chunks import get_responses
-from .inserts import DEFAULT_TABLE, InsertHandler
+from .inserts import DEFAULT_TABLE, InsertHandler, items_of
 from .samples import SampleHandler
+
+# What was stored before kept to the limits of its session.
+_STORED = Limits(max_bytes=2**31 - 1, max_leaves=10_000_000)
 
 
 class BufferService:
-    """`rlightning.v1.BufferService` over tables in memory.
+    """`rlightning.v1.BufferService` over tables in memory, and what of them is kept on disk.
 
     Args:
         config: Sections `buffer` and `services.buffer`.
+
+    Attributes:
+        failure: Gets an exception when the disk did not confirm what was written.
 
     Raises:
         ConfigError: The section asks for what the buffer does not offer.
@@ -53,17 +61,23 @@ class BufferService:
         "Truncate": "actor",
         "UpdatePriorities": "learner",
         "Clear": "learner",
+        "Checkpoint": "learner",
         "Describe": "learner",
     }
 
     def __init__(self, config: MainConfig) -> None:
         rpc = config.services.buffer.rpc
-        self._storage_id = uuid.uuid4().hex
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tables = {DEFAULT_TABLE: BufferTable(DEFAULT_TABLE, config.buffer)}
-        self._insert = InsertHandler(self._tables, self._storage_id)
+        self._store = DurableStore(config.buffer, self._tables, _read_items)
+        self._health: Health | None = None
+        self._draining = False
+        self._lease_s = rpc.resume_window_s
+        self._absent: asyncio.TimerHandle | None = None
+        self._insert = InsertHandler(self._tables, self._store)
         self._sample = SampleHandler(
             self._tables,
-            self._storage_id,
+            self._store,
             producer_timeout_s=config.buffer.producer_timeout_s,
             lease_s=rpc.lease_s,
         )
@@ -79,17 +93,46 @@ class BufferService:
             "Truncate": unary_unary(pb.TruncateRequest, self._truncate),
             "UpdatePriorities": unary_unary(pb.UpdatePrioritiesRequest, self._update_priorities),
             "Clear": unary_unary(pb.ClearRequest, self._clear),
+            "Checkpoint": unary_unary(pb.CheckpointRequest, self._checkpoint),
             "Describe": unary_unary(pb.BufferServiceDescribeRequest, self._describe),
         }
 
+    def use_health(self, health: Health) -> None:
+        """Takes the health service, to be not ready while nothing can be written to the disk."""
+        self._health = health
+
     async def start(self) -> None:
-        """Returns at once: tables in memory begin empty."""
+        """Returns once what `buffer.restore` names is loaded.
+
+        Raises:
+            ConfigError: It cannot be, or the data directory cannot be used.
+            CorruptError: What the data directory has is damaged.
+        """
+        await asyncio.to_thread(self._store.open)
+        await self._store.begin(on_full=self._disk_full, on_lost=self._disk_lost)
+        self._insert.take_over()
+        if any(table.producers for table in self._tables.values()):
+            loop = asyncio.get_running_loop()
+            self._absent = loop.call_later(self._lease_s, self._insert.close_absent)
+
+    def _disk_full(self, full: bool) -> None:
+        if self._health is not None and not self._draining:
+            self._health.set_ready(not full)
+
+    def _disk_lost(self, error: Exception) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
 
     async def drain(self, deadline_s: float) -> None:
-        """Returns at once: what is acked is stored, and what waits for room is sent again."""
+        """Returns once what is stored is as safe as promised; what waits for room comes again."""
+        self._draining = True
+        await self._store.settled()
 
     async def close(self) -> None:
-        """Returns at once: the tables go with the process."""
+        """Closes the data directory; what was acked is in it, if there is one."""
+        if self._absent is not None:
+            self._absent.cancel()
+        await self._store.close()
 
     def _table(self, name: str) -> BufferTable:
         table = self._tables.get(name or DEFAULT_TABLE)
@@ -129,17 +172,20 @@ class BufferService:
         unknown = sorted(set(request.env_ids) - set(table.buffer.env_ids))
         if unknown:
             raise NotFoundError(f"env_ids: no data of {', '.join(unknown)} ever came")
-        truncated = sum(table.buffer.truncate_group(env_id) for env_id in request.env_ids)
+        self._store.check()
+        truncated = sum(table.truncate(env_id) for env_id in request.env_ids)
+        await self._store.settled()
         return pb.TruncateResponse(truncated=truncated)
 
     async def _update_priorities(
         self, request: pb.UpdatePrioritiesRequest, context: Context
     ) -> pb.UpdatePrioritiesResponse:
-        buffer = self._table(request.table).buffer
+        table = self._table(request.table)
+        self._store.check()
         indices = np.array(request.indices, np.intp)
         generations = np.array(request.generations, np.int64) if request.generations else None
         try:
-            updated = buffer.update_priorities(
+            updated = table.update_priorities(
                 indices, np.array(request.priorities, np.float64), generations
             )
         except IndexError as error:
@@ -148,14 +194,25 @@ class BufferService:
             raise InvalidRequestError(str(error)) from error
         except ReplayError as error:
             raise PreconditionError(str(error)) from error
+        await self._store.settled()
         return pb.UpdatePrioritiesResponse(updated=updated)
 
     async def _clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearResponse:
-        return pb.ClearResponse(cleared=self._table(request.table).clear())
+        table = self._table(request.table)
+        self._store.check()
+        cleared = table.clear()
+        await self._store.settled()
+        return pb.ClearResponse(cleared=cleared)
+
+    async def _checkpoint(
+        self, request: pb.CheckpointRequest, context: Context
+    ) -> pb.CheckpointResponse:
+        made = await self._store.checkpoint()
+        return pb.CheckpointResponse(name=made.name, total_bytes=made.nbytes)
 
     async def _describe(self, request: pb.BufferServiceDescribeRequest, context: Context) -> bytes:
         response = pb.BufferServiceDescribeResponse(
-            library_version=LIBRARY_VERSION, storage_id=self._storage_id
+            library_version=LIBRARY_VERSION, storage_id=self._store.storage_id
         )
         tables = [self._table(request.table)] if request.table else self._tables.values()
         for table in tables:
@@ -178,7 +235,13 @@ class BufferService:
         return {
             **dataclasses.asdict(self._insert.counts),
             "batches_total": self._sample.batches_total,
+            **self._store.stats(),
             "sessions": describe_sessions(self._writers.sessions),
             "tables": {name: table.stats() for name, table in self._tables.items()},
             "latency": latency.summary(),
         }
+
+
+def _read_items(env_id: str, data: bytes) -> list[Item]:
+    """Returns the items of a message that was stored before."""
+    return items_of(env_id, Reader(pb.InsertRequest, data, limits=_STORED))

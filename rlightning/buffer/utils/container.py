@@ -21,6 +21,7 @@ from rlightning.buffer.utils.fitting import (
     with_policy_action,
     with_policy_layout,
 )
+from rlightning.buffer.utils.frozen import before_write
 from rlightning.buffer.utils.indexing import Index, locate
 from rlightning.buffer.utils.layout import (
     Array,
@@ -304,6 +305,7 @@ class DataContainer:
         first = self.pushed_total + rows.start
         self.generation[where] = np.arange(first, first + len(slots))
         for name, mine in self._arrays.items():
+            before_write(mine, where)
             for array, new in zip(mine, columns[name], strict=True):
                 array[where] = new
         ends = breaks | ends

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rlightning.buffer.utils.frozen import before_write
 from rlightning.buffer.utils.layout import Array, Layout, Leaf
 from rlightning.buffer.utils.pool import Pool
 from rlightning.errors import ConfigError
@@ -159,6 +160,7 @@ class Observations:
         rows = apart.nonzero()[0]
         numbers = self._nexts.put([after.take(rows, axis=0) for after in following])
         self._next.put(place.slots.take(rows), numbers)
+        before_write(self._ring, place.where)
         if not self._stacks:
             for mine, now in zip(self._ring, observation, strict=True):
                 mine[place.where] = now

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from rlightning.buffer.utils.frozen import before_write
 from rlightning.buffer.utils.layout import Array, Leaf
 
 Numbers = npt.NDArray[np.int32]
@@ -53,6 +54,7 @@ class Pool:
             self._grow(self._used)
         numbers = np.array(chosen, np.int32)
         where = slice(chosen[0], chosen[0] + 1) if count == 1 else numbers
+        before_write(self._arrays, where)
         for mine, new in zip(self._arrays, arrays, strict=True):
             mine[where] = new
         return numbers
