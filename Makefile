@@ -9,10 +9,10 @@ PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
-NOT_LOCAL := not real_env and not docker and not netns and not gpu
+NOT_LOCAL := not real_env and not docker and not netns and not gpu and not crash
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-docker test-netns ci bench bench-smoke prove-demo prove-flakes \
+.PHONY: help install demo test test-fast test-crash test-docker test-netns ci bench bench-smoke prove-demo prove-flakes prove-crash prove-checkpoint \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
@@ -39,6 +39,9 @@ test: $(VENV)/.dev  ## Run the tests that need neither root, Docker, a simulator
 
 test-fast: $(VENV)/.dev  ## Run the unit, property, golden and architecture tests.
 	$(PYTEST) -m "$(NOT_LOCAL) and not slow" tests/unit tests/property tests/golden tests/architecture
+
+test-crash: $(VENV)/.dev  ## Kill the buffer server at every place where that is interesting.
+	$(PYTEST) -m crash tests/integration/durability
 
 test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Docker engine; starts one if there is none.
 	$(BIN)/python -m pytest -m docker -o faulthandler_timeout=0 tests/docker
@@ -90,13 +93,19 @@ bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly and assert half th
 prove-demo: $(VENV)/.run  ## Solve CartPole with ten seeds in a row.
 	$(BIN)/python -m benchmarks.prove_demo
 
+prove-crash: $(VENV)/.dev  ## Kill the buffer server 200 times; nothing that it acked may be lost.
+	$(BIN)/python -m tests.integration.durability.crash 200
+
+prove-checkpoint: $(VENV)/.dev  ## Checkpoint 2 GB while writers write, and load it again.
+	$(BIN)/python -m benchmarks.prove_checkpoint 2000
+
 prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 	for i in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q -m "$(NOT_LOCAL)" || exit 1; done
 
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-netns test-docker pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-crash test-netns test-docker pythons bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -137,6 +137,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         self._tables = tables
         self._durable = store
         self._writers: OrderedDict[str, Writer] = OrderedDict()
+        self._leaving = False
 
     # What was before.
 
@@ -153,6 +154,10 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                 writer = self._writers.get(producer.writer_id)
                 if writer is None or writer.session is None:
                     table.close_writer(env_id, producer.writer_id)
+
+    def leave(self) -> None:
+        """Takes note that the server stops: writers go on with what is open once it is back."""
+        self._leaving = self._durable.durable
 
     # Sessions.
 
@@ -234,6 +239,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             self._stop(writer)
             if not resumable:
                 writer.session = None
+            if not resumable and not self._leaving:
                 self._tables[DEFAULT_TABLE].close_writer(writer.env_id, writer.writer_id)
 
     def _start(self, writer: Writer, work: Coroutine[Any, Any, None]) -> None:

@@ -126,6 +126,7 @@ class BufferService:
     async def drain(self, deadline_s: float) -> None:
         """Returns once what is stored is as safe as promised; what waits for room comes again."""
         self._draining = True
+        self._insert.leave()
         await self._store.settled()
 
     async def close(self) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlightning.buffer.durable.files import CorruptError, sync, sync_folder, write_at
+from rlightning.errors import ConfigError
 from rlightning.utils.failpoints import failpoint, is_armed
 
 FORMAT = 1
@@ -325,9 +326,7 @@ def _good_head(path: Path, head: bytes, first: int) -> bool:
     if magic != _HEAD_MAGIC or crc != zlib.crc32(packed):
         return False
     if version > FORMAT:
-        raise CorruptError(
-            f"{path}: format {version} is newer than {FORMAT}, the newest known here"
-        )
+        raise ConfigError(f"{path}: format {version} is newer than {FORMAT}, the newest known here")
     return bool(start == first)
 
 

@@ -202,7 +202,12 @@ class _StoredArray:
             raise CorruptError(f"{self._path}: a column of another kind")
         if not self.nbytes:
             return
-        view = _bytes_of(array[: self.rows])
+        try:
+            self._read(_bytes_of(array[: self.rows]))
+        except OSError as error:
+            raise CorruptError(f"{self._path}: {error}") from error
+
+    def _read(self, view: memoryview) -> None:
         with self._path.open("rb", buffering=0) as file:
             file.seek(self._offset)
             for number, crc in enumerate(self._crcs):

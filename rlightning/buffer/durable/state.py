@@ -178,7 +178,8 @@ def _dump_pool(pool: Pool) -> State:
 
 
 def _load_pool(pool: Pool, state: State) -> None:
-    pool._grow(state["used"])
+    if state["used"]:
+        pool._grow(state["used"])
     pool._used = state["used"]
     pool._free = state["free"].tolist()
     _read(pool._arrays, state["arrays"])

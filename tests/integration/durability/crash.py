@@ -12,7 +12,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,9 +116,18 @@ async def crash(
     kills: int,
     seed: int = 0,
     failpoints: Mapping[str, int] = FAILPOINTS,
+    plan: Sequence[str] = (),
     **server: Any,
 ) -> Counter[str]:
     """Kills a server `kills` times while writers write, and checks what is there at the end.
+
+    Args:
+        folder: For its data and its log.
+        kills: How often.
+        seed: Of what is random.
+        failpoints: Where it may die by itself, and a passage that is soon reached there.
+        plan: Where it dies, in this order; "" for a kill at a random moment. Default: half of each.
+        server: Keys of the section `buffer`, and `without`.
 
     Returns:
         How often it died of what.
@@ -128,8 +137,9 @@ async def crash(
     running = Server(folder, **server)
     running.start()
     stop = asyncio.Event()
-    plan = [*failpoints, *[""] * len(failpoints)]
-    rng.shuffle(plan)
+    if not plan:
+        plan = [*failpoints, *[""] * len(failpoints)]
+        rng.shuffle(plan)
     try:
         async with AsyncExitStack() as stack:
             writers = []
