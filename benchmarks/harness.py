@@ -12,8 +12,10 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Cell = Callable[[], float]
@@ -134,6 +136,12 @@ def report(title: str, table: Table, ratios: Sequence[Ratio], *, slack: float = 
         print(f"| {ratio.name} | {value:.3f} | {target} | {'' if met else 'missed'} |")
     sys.stdout.flush()
     return good
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder on the disk of the checkout, since `/tmp` may be memory; gone after a `with`."""
+    Path("build").mkdir(exist_ok=True)
+    return tempfile.TemporaryDirectory(dir="build")
 
 
 def machine() -> str:

@@ -50,6 +50,7 @@ def check_config(config: BufferConfig, max_bytes: int) -> None:
             f"buffer.capacity: {config.capacity} transitions need {needed} bytes before one is "
             f"stored; buffer.max_bytes allows {max_bytes}"
         )
+    refuse_data_dir(config)
     for key, value, supported in (
         ("storage.type", config.storage.type, "unified"),
         ("storage.device", config.storage.device, "cpu"),
@@ -68,6 +69,16 @@ def check_config(config: BufferConfig, max_bytes: int) -> None:
             )
     if config.storage.removal == "priority" and sampler != "prioritised":
         raise ConfigError("buffer.storage.removal: 'priority' needs the sampler 'prioritised'")
+
+
+def refuse_data_dir(config: BufferConfig) -> None:
+    """Checks that a buffer that is no server's is not expected to outlive its process.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if config.data_dir is not None:
+        raise ConfigError("buffer.data_dir: only a buffer server keeps what it holds in a folder")
 
 
 def storage_options(config: BufferConfig, max_bytes: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.types import EnvMeta
-from rlightning.utils.config import BufferConfig
+from rlightning.utils.config import BufferConfig, DurabilityConfig
 from rlightning.utils.memory import MemoryPool
 from rlightning.utils.waiting import wait_within
 
@@ -120,7 +120,8 @@ class BufferTable:
 
     def __init__(self, name: str, config: BufferConfig) -> None:
         self.name = name
-        self.buffer: DataBuffer = build_data_buffer(config)
+        in_memory = {name: field.default for name, field in DurabilityConfig.model_fields.items()}
+        self.buffer: DataBuffer = build_data_buffer(config.model_copy(update=in_memory))
         self.buffer.init()
         self.sampled_total = 0
         self.journal: Journal | None = None
@@ -222,6 +223,13 @@ class BufferTable:
     def take_over(self, producers: Iterable[Producer]) -> None:
         """Takes writers of before for those that are here."""
         self._producers.update((producer.env_id, producer) for producer in producers)
+
+    def orphan(self) -> None:
+        """Takes note that the writers of before are gone: whoever comes in their place is another.
+
+        What they left open stays until somebody closes it, or comes.
+        """
+        self.take_over(Producer(env_id, "") for env_id in tuple(self._producers))
 
     def reset(self) -> None:
         """Makes the table as it was at first: nothing is stored, and nobody writes."""

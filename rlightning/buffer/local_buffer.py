@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from rlightning.buffer.arguments import refuse_data_dir
 from rlightning.buffer.buffer_table import BufferTable, Taken
 from rlightning.buffer.pipeline import Item
 from rlightning.errors import ConfigError, ReplayError
@@ -20,9 +21,13 @@ class LocalBuffer:
 
     Attributes:
         table: The table that it keeps.
+
+    Raises:
+        ConfigError: It shall be kept in a folder, which only a buffer server does.
     """
 
     def __init__(self, config: BufferConfig) -> None:
+        refuse_data_dir(config)
         self.table = BufferTable("default", config)
         self._lent: Taken | None = None
         self._batches = 0

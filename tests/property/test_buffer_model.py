@@ -1,8 +1,11 @@
-"""The buffer against a naive one of Python lists: adds, truncations, wraps, samples, clears."""
+"""The buffer against a naive one of Python lists: adds, truncations, wraps, samples, clears, restarts."""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlightning.buffer import BufferConfig, ReplayBuffer, SamplerConfig, StorageConfig
+from rlightning.buffer.durable.checkpoint import read_checkpoint, write_checkpoint
+from rlightning.buffer.durable.state import dump_sampler, dump_storage, load_sampler, load_storage
 from rlightning.types import EnvRet, PolicyResponse
 
 FRAMES = 3
 Row = dict[str, Any]
+
+
+async def _nothing() -> None:
+    return
 
 
 class NaiveEnv:
@@ -182,6 +191,20 @@ class BufferModel(RuleBasedStateMachine):
         self.buffer.clear()
         self.pointer, self.episodes, self.places = 0, [], []
         self.ring = [None] * self.capacity
+
+    @rule()
+    def restart(self) -> None:
+        """Another process goes on with what this one wrote."""
+        storage, sampler = dump_storage(self.buffer.storages[0]), dump_sampler(self.buffer.sampler)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "checkpoint"
+            state = {"storage": storage, "sampler": sampler}
+            asyncio.run(write_checkpoint(path, state, notes={}, before_rename=_nothing))
+            state = read_checkpoint(path)
+            self.buffer = ReplayBuffer(self.buffer.config)
+            self.buffer.init()
+            load_storage(self.buffer.storages[0], state["storage"])
+            load_sampler(self.buffer.sampler, state["sampler"])
 
     @precondition(lambda self: self.buffer.size())
     @rule(share=st.floats(0.1, 1.0))

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.durable.checkpoint import read_checkpoint
 from rlightning.buffer.durable.directory import DataDirectory
 from rlightning.buffer.durable.files import CorruptError
 from rlightning.buffer.durable.journal import JournalReader, Record, journal_limit
 from rlightning.buffer.durable.records import Kind, decode
-from rlightning.buffer.durable.snapshot import read_snapshot
 from rlightning.buffer.durable.tables import apply, check_config, load_table
 from rlightning.buffer.pipeline import Item
 from rlightning.errors import ConfigError, ReplayError
@@ -139,7 +139,7 @@ class Recovery:
         self.left_behind = True
 
     def _load(self, name: str) -> int:
-        state = read_snapshot(self._directory.checkpoints / name)
+        state = read_checkpoint(self._directory.checkpoints / name)
         missing = sorted(state["tables"].keys() - self._tables.keys())
         if missing:
             raise ConfigError(
@@ -204,6 +204,8 @@ class Recovery:
             self._check_configs(fields["config"], "the journal")
             if fields["storage_id"] != self.storage_id:
                 self.writers = {}
+                for table in self._tables.values():
+                    table.orphan()
             self.storage_id = fields["storage_id"]
         elif kind == Kind.WRITER:
             self.writers[fields["writer"]] = WriterMark(fields["env"], fields["next"])

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.durable.checkpoint import write_checkpoint
 from rlightning.buffer.durable.directory import POSITION, DataDirectory
 from rlightning.buffer.durable.journal import Journal
 from rlightning.buffer.durable.log import Log
 from rlightning.buffer.durable.records import Kind, encode
 from rlightning.buffer.durable.recovery import Recovery, WriterMark
-from rlightning.buffer.durable.snapshot import write_snapshot
 from rlightning.buffer.durable.tables import TableJournal, dump_table, saved_config
 from rlightning.buffer.pipeline import Item
 from rlightning.errors import PreconditionError, ResourceExhaustedError
@@ -128,18 +128,13 @@ class DurableStore:
             config = {name: saved_config(table) for name, table in self._tables.items()}
             self._append(Kind.START, {"storage_id": self.storage_id, "config": config})
         if not recovery.storage_id:
-            self._close_writers()
+            self.writers.clear()
+            for table in self._tables.values():
+                table.orphan()
         if recovery.left_behind and self.durable:
             await self.checkpoint()  # so that the journal that was left behind is never read again
         await self.settled()
         self._periodic = asyncio.create_task(self._save_from_time_to_time())
-
-    def _close_writers(self) -> None:
-        """Ends what writers of before left open: nobody can go on with it."""
-        self.writers.clear()
-        for table in self._tables.values():
-            for env_id, producer in tuple(table.producers.items()):
-                table.close_writer(env_id, producer.writer_id)
 
     async def close(self) -> None:
         """Writes what is left and lets others use the directory."""
@@ -227,7 +222,7 @@ class DurableStore:
             failpoint("checkpoint.captured")
             name = directory.next_name()
             try:
-                nbytes = await write_snapshot(
+                nbytes = await write_checkpoint(
                     directory.checkpoints / name,
                     state,
                     notes={POSITION: str(position)},

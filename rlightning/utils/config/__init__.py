@@ -4,6 +4,7 @@ from rlightning.utils.config.base import Config
 from rlightning.utils.config.config import (
     BufferConfig,
     ClusterConfig,
+    DurabilityConfig,
     EnvConfig,
     LearnerConfig,
     LogConfig,
@@ -26,6 +27,7 @@ __all__ = [
     "ClientAuthConfig",
     "ClusterConfig",
     "Config",
+    "DurabilityConfig",
     "EnvConfig",
     "EnvServiceConfig",
     "LearnerConfig",

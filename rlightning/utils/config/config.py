@@ -102,8 +102,40 @@ class StorageConfig(Config):
         return self
 
 
-class BufferConfig(Config):
-    """Configuration of the data buffer.
+class DurabilityConfig(Config):
+    """What of a buffer server outlives its process.
+
+    Attributes:
+        durability: What an ack promises. `none`: the rows are in memory. `process`: they outlive
+            the process, also `kill -9`. `power`: they are on the disk.
+        data_dir: Folder of the server's journal and its checkpoints, for this server alone.
+        restore: What the server begins with: `none`, nothing; `latest`, everything that `data_dir`
+            has; or the name of a checkpoint, and nothing that came after it.
+        checkpoint_keep: Checkpoints that are kept; older ones are removed.
+        checkpoint_interval_s: Seconds between checkpoints; None: they are made when a client asks,
+            and as the journal grows.
+    """
+
+    durability: Literal["none", "process", "power"] = "none"
+    data_dir: str | None = None
+    restore: str = "none"
+    checkpoint_keep: int = Field(default=2, ge=1)
+    checkpoint_interval_s: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def check_data_dir(self) -> Self:
+        """Wants a folder for what shall outlive the process."""
+        if self.data_dir is None:
+            for key in ("durability", "restore"):
+                if self[key] != "none":
+                    raise ValueError(f"{key} '{self[key]}' needs a data_dir")
+            if self.checkpoint_interval_s is not None:
+                raise ValueError("checkpoint_interval_s needs a data_dir")
+        return self
+
+
+class BufferConfig(DurabilityConfig):
+    """Configuration of the data buffer; the keys of `DurabilityConfig` are for a buffer server.
 
     Attributes:
         type: `RolloutBuffer` hands each row to the learner once; `ReplayBuffer` samples it again
@@ -126,14 +158,6 @@ class BufferConfig(Config):
             the memory of the machine, or of its container.
         producer_timeout_s: Seconds without an insert after which the learner is told which producer
             is silent.
-        durability: What the ack of a buffer server promises. `none`: the rows are in its memory.
-            `process`: they outlive the process, also `kill -9`. `power`: they are on the disk.
-        data_dir: Where a buffer server keeps its journal and its checkpoints, for itself alone.
-        restore: What a buffer server begins with: `none`, nothing; `latest`, everything that
-            `data_dir` has; or the name of a checkpoint, and nothing that came after it.
-        checkpoint_keep: Checkpoints that are kept; older ones are removed.
-        checkpoint_interval_s: Seconds between checkpoints; None: they are made when a client asks,
-            and as the journal grows.
     """
 
     type: Literal["ReplayBuffer", "RolloutBuffer"]
@@ -148,26 +172,14 @@ class BufferConfig(Config):
     columns: list[Literal["ts_observed_ns", "action_age"]] = Field(default_factory=list)
     max_bytes: int | None = Field(default=None, ge=1)
     producer_timeout_s: float = Field(default=60.0, gt=0)
-    durability: Literal["none", "process", "power"] = "none"
-    data_dir: str | None = None
-    restore: str = "none"
-    checkpoint_keep: int = Field(default=2, ge=1)
-    checkpoint_interval_s: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
-    def check_data_dir(self) -> Self:
-        """Wants a folder for what shall outlive the process, and a buffer that can be kept."""
-        if self.data_dir is not None:
-            if self.type == "RolloutBuffer":
-                raise ValueError(
-                    "data_dir: the rows of a RolloutBuffer are used once, and kept in memory only"
-                )
-            return self
-        for key in ("durability", "restore"):
-            if self[key] != "none":
-                raise ValueError(f"{key} '{self[key]}' needs a data_dir")
-        if self.checkpoint_interval_s is not None:
-            raise ValueError("checkpoint_interval_s needs a data_dir")
+    def check_kept(self) -> Self:
+        """Refuses to keep rows that are used once."""
+        if self.data_dir is not None and self.type == "RolloutBuffer":
+            raise ValueError(
+                "data_dir: the rows of a RolloutBuffer are used once, and kept in memory only"
+            )
         return self
 
     @model_validator(mode="after")

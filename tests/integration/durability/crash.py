@@ -157,18 +157,19 @@ async def crash(
             for kill in range(kills):
                 name = plan[kill % len(plan)]
                 if name:
-                    deaths[name] += await die_at(running, name, rng.randint(1, failpoints[name]))
+                    hit = rng.randint(1, failpoints[name])
+                    deaths[name] += await die_at(running, name, hit, acting)
                 else:
-                    await progress(writers, rng.randint(1, 40))
+                    await progress(writers, rng.randint(1, 40), acting)
                     await asyncio.sleep(rng.uniform(0, 0.02))
                     running.process.kill()
                     deaths["kill -9"] += 1
                 running.start()
-            await progress(writers, 5)
+            await progress(writers, 5, acting)
             stop.set()
             await asyncio.gather(*acting)
+            check_alive([learning])
             learning.cancel()
-            await asyncio.gather(learning, return_exceptions=True)
             await asked.truncate([writer.env.env_id for writer in writers])
             check(await asked.get(), writers, server.get("capacity", 10**6))
             assert not any(writer.client.rebased for writer in writers)
@@ -178,7 +179,7 @@ async def crash(
     return deaths
 
 
-async def die_at(server: Server, name: str, hit: int) -> int:
+async def die_at(server: Server, name: str, hit: int, tasks: Sequence[asyncio.Task[None]]) -> int:
     """Restarts the server with a failpoint armed, and waits for its end; returns 1 if it came."""
     server.process.kill()
     server.start(f"{name}=exit@{hit}")
@@ -188,18 +189,31 @@ async def die_at(server: Server, name: str, hit: int) -> int:
         if (status := child.poll()) is not None:
             assert status == EXIT_CODE, server.process.log[-3000:]
             return 1
+        check_alive(tasks)
         await asyncio.sleep(0.005)
     assert "segment" in name, f"{name} was not reached"  # a segment is not made in every life
     server.process.kill()
     return 0
 
 
-async def progress(writers: list[Writer], messages: int) -> None:
+async def progress(
+    writers: list[Writer], messages: int, tasks: Sequence[asyncio.Task[None]]
+) -> None:
     """Waits until each writer has so many acks more."""
     wanted = [writer.client.acked + messages for writer in writers]
-    await assert_eventually(
-        lambda: all(w.client.acked >= n for w, n in zip(writers, wanted, strict=True)), PATIENCE_S
-    )
+
+    def reached() -> bool:
+        check_alive(tasks)
+        return all(w.client.acked >= n for w, n in zip(writers, wanted, strict=True))
+
+    await assert_eventually(reached, PATIENCE_S)
+
+
+def check_alive(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Raises what ended a task that should go on."""
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 async def sample(learner: SampleClient) -> None:

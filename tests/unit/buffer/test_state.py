@@ -13,8 +13,8 @@ import pytest
 from rlightning.buffer import BufferConfig, ReplayBuffer, SamplerConfig, StorageConfig
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.durable import state as module
+from rlightning.buffer.durable.checkpoint import read_checkpoint, write_checkpoint
 from rlightning.buffer.durable.files import CorruptError
-from rlightning.buffer.durable.snapshot import read_snapshot, write_snapshot
 from rlightning.buffer.durable.state import dump_sampler, dump_storage, load_sampler, load_storage
 from rlightning.buffer.durable.tables import dump_table, load_table
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
@@ -28,8 +28,8 @@ async def nothing() -> None:
 
 def through_disk(value: Any, folder: Path) -> Any:
     path = folder / "checkpoint"
-    asyncio.run(write_snapshot(path, value, notes={}, before_rename=nothing))
-    return read_snapshot(path)
+    asyncio.run(write_checkpoint(path, value, notes={}, before_rename=nothing))
+    return read_checkpoint(path)
 
 
 def replay(**options: Any) -> ReplayBuffer:
@@ -250,4 +250,4 @@ def test_damage_is_found(file: str, what: str, tmp_path: Path) -> None:
         path.unlink()
     table.reset()
     with pytest.raises(CorruptError, match=str(path)):
-        load_table(table, read_snapshot(tmp_path / "checkpoint"))
+        load_table(table, read_checkpoint(tmp_path / "checkpoint"))

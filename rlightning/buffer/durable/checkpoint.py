@@ -38,13 +38,13 @@ _DATA = "data"
 _MANIFEST = "manifest"
 _ARRAY = "$array"
 _LIMITS = Limits(max_bytes=2**31 - 1, max_leaves=10_000_000)
-# So much may lie in memory for the snapshot, because others overwrite it, before they have to wait
-# for the disk.
+# So much may lie in memory for the checkpoint, because others overwrite it; beyond, they wait for
+# the disk.
 _MOST_KEPT_BYTES = 128 * 2**20
 _SYNC_BYTES = 32 * 2**20
 
 
-async def write_snapshot(
+async def write_checkpoint(
     folder: Path,
     state: Mapping[str, Any],
     *,
@@ -223,7 +223,7 @@ class _StoredArray:
                     raise CorruptError(f"{self._path}: offset {at}: damaged")
 
 
-def read_snapshot(folder: Path) -> dict[str, Any]:
+def read_checkpoint(folder: Path) -> dict[str, Any]:
     """Returns the state in a folder; its large arrays as `Stored`, which are read later.
 
     Raises:
