@@ -7,6 +7,7 @@ import tempfile
 from collections import deque
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlightning.buffer import BufferConfig, ReplayBuffer, SamplerConfig, StorageConfig
+from rlightning.buffer.durable import checkpoint
 from rlightning.buffer.durable.checkpoint import read_checkpoint, write_checkpoint
 from rlightning.buffer.durable.state import dump_sampler, dump_storage, load_sampler, load_storage
 from rlightning.types import EnvRet, PolicyResponse
@@ -192,14 +194,17 @@ class BufferModel(RuleBasedStateMachine):
         self.pointer, self.episodes, self.places = 0, [], []
         self.ring = [None] * self.capacity
 
-    @rule()
-    def restart(self) -> None:
-        """Another process goes on with what this one wrote."""
+    @rule(now=st.integers(0, 7))
+    def restart(self, now: int) -> None:
+        """Another process goes on with what this one wrote; not too often, since it takes long."""
+        if now:
+            return
         storage, sampler = dump_storage(self.buffer.storages[0]), dump_sampler(self.buffer.sampler)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "checkpoint"
             state = {"storage": storage, "sampler": sampler}
-            asyncio.run(write_checkpoint(path, state, notes={}, before_rename=_nothing))
+            with patch.object(checkpoint, "sync"), patch.object(checkpoint, "sync_folder"):
+                asyncio.run(write_checkpoint(path, state, notes={}, before_rename=_nothing))
             state = read_checkpoint(path)
             self.buffer = ReplayBuffer(self.buffer.config)
             self.buffer.init()

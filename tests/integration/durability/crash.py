@@ -83,7 +83,7 @@ class Writer:
 class Server:
     """A buffer server process with a data directory, under one address."""
 
-    def __init__(self, folder: Path, *, without: str = "", **buffer: Any) -> None:
+    def __init__(self, folder: Path, **buffer: Any) -> None:
         settings = {
             "type": "ReplayBuffer",
             "capacity": 10**6,
@@ -102,7 +102,7 @@ class Server:
         self.process = ServerProcess(
             [*arguments, "--listen", self.address],
             folder,
-            environment={"PYTHONPATH": str(ROOT), "TEST_WITHOUT": without},
+            environment={"PYTHONPATH": str(ROOT)},
         )
 
     def start(self, failpoints: str = "") -> None:
@@ -127,7 +127,7 @@ async def crash(
         seed: Of what is random.
         failpoints: Where it may die by itself, and a passage that is soon reached there.
         plan: Where it dies, in this order; "" for a kill at a random moment. Default: half of each.
-        server: Keys of the section `buffer`, and `without`.
+        server: Keys of the section `buffer`.
 
     Returns:
         How often it died of what.
