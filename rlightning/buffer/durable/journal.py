@@ -139,14 +139,16 @@ class Journal:
             SyncError: The disk did not confirm them.
         """
         parts: list[bytes | memoryview] = []
-        begun = self.end
-        position = begun
+        position = begun = self.end
         failpoint("journal.before_write")
         for entry in entries:
+            if entry.end <= self.end:
+                continue  # it was written before the disk was full
             if self._offset(entry.end) > self._size and self._offset(position) > _HEAD.size:
                 self._flush(parts, begun)
                 parts, begun = [], position
                 self._next_segment(position, entry.end - position)
+                self.end = position
             elif self._fd < 0:
                 self._next_segment(position, entry.end - position)
             parts += _encode(entry, self.end)

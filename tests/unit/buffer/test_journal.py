@@ -168,6 +168,34 @@ def test_a_full_disk_leaves_the_journal_as_it_was(
     assert read(tmp_path) == [b"one", b"two"]
 
 
+def test_a_disk_that_is_full_after_a_new_segment_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Journal(tmp_path, 0, power=False)
+    entries, end = [], 0
+    for number in range(6):
+        entries.append(Entry(end, number, [bytes([number]) * 400]))
+        end = entries[-1].end
+    real, left = os.pwritev, [3]
+
+    def few(fd: int, buffers: list[bytes], offset: int) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(files.os, "pwritev", few)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            written.write(entries)
+    assert len(segment_starts(tmp_path)) == 2
+    left[0] = 100
+    written.write(entries)
+    written.close()
+    assert written.end == end
+    assert read(tmp_path) == [bytes([number]) * 400 for number in range(6)]
+
+
 def test_what_the_disk_does_not_confirm_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
