@@ -103,6 +103,7 @@ def server(folder: Path, address: str, capacity: int, **buffer: Any) -> ServerPr
         "auto_truncate_episode": True,
         "sampler": {"type": "uniform", "seed": 0},
         "data_dir": str(folder / "data"),
+        "checkpoint_keep": 4,  # so that one that the server makes by itself removes none of these
         "max_bytes": 3 * capacity * ROW_BYTES + 2**30,
         **buffer,
     }
@@ -148,6 +149,9 @@ async def prove(megabytes: int, folder: Path, durability: str = "process") -> Pr
                 await filling.insert(*filler.step())
             await filling.flush(60)
             await filling.close()
+            await (
+                asked.checkpoint()
+            )  # so that none is due, or still being written, while it is idle
             await asyncio.sleep(1.0)
             stop = asyncio.Event()
             asyncio.get_running_loop().call_later(IDLE_S, stop.set)

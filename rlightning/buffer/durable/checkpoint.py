@@ -41,7 +41,7 @@ _LIMITS = Limits(max_bytes=2**31 - 1, max_leaves=10_000_000)
 # So much may lie in memory for the checkpoint, because others overwrite it; beyond, they wait for
 # the disk.
 _MOST_KEPT_BYTES = 128 * 2**20
-_SYNC_BYTES = 32 * 2**20
+_SYNC_BYTES = 8 * 2**20
 
 
 async def write_checkpoint(
@@ -94,6 +94,9 @@ async def _write_data(path: Path, arrays: list[Frozen]) -> list[Array]:
     offset = unsynced = 0
     with path.open("wb", buffering=0) as file:
         fd = file.fileno()
+        if size := sum(frozen.nbytes for frozen in arrays):
+            # A file that has its size already holds up nobody else's writes while it is synced.
+            await asyncio.to_thread(os.posix_fallocate, fd, 0, size)
         for frozen, mine in zip(arrays, checksums, strict=True):
             for number, chunk in frozen.chunks():
                 at = offset + number * frozen.chunk_bytes
