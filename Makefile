@@ -9,14 +9,15 @@ PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
-NOT_LOCAL := not real_env and not docker and not netns and not gpu and not crash
+NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu and not crash
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-crash test-docker test-netns ci bench bench-smoke prove-demo prove-flakes prove-crash prove-checkpoint \
+.PHONY: help install demo test test-fast test-crash test-docker test-netns test-node ci bench bench-smoke prove-demo prove-flakes prove-sb3 \
+  prove-crash prove-checkpoint \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +49,9 @@ test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Do
 
 test-netns: $(VENV)/.dev  ## Cut and silence real links between network namespaces; needs root, iproute2 and iptables.
 	$(BIN)/python -m pytest -n0 -m netns tests/netns
+
+test-node: $(VENV)/.dev  ## Attach the JavaScript client of examples/ to a cluster; needs Node.js and npm.
+	$(BIN)/python -m pytest -n0 -m node tests/clients
 
 protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)
@@ -99,13 +103,16 @@ prove-crash: $(VENV)/.dev  ## Kill the buffer server 200 times; nothing that it 
 prove-checkpoint: $(VENV)/.dev  ## Checkpoint 2 GB while writers write, and load it again.
 	$(BIN)/python -m benchmarks.prove_checkpoint 2000
 
+prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
+	$(BIN)/python -m benchmarks.prove_sb3
+
 prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 	for i in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q -m "$(NOT_LOCAL)" || exit 1; done
 
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-crash test-netns test-docker pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-crash test-netns test-node test-docker pythons bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

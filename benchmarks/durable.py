@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from benchmarks.harness import Ratio, report, run_rounds, scratch_folder
-from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.buffer_table import BufferTable, insert_into
 from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.remote_buffer import InsertClient
@@ -124,7 +124,7 @@ class InProcess:
         while time.perf_counter() - begun < seconds:
             index = self.number % len(self.pairs)
             self.number += 1
-            self.table.try_insert("env", [Item(*self.pairs[index])], self._journal(index))
+            insert_into((self.table,), "env", [Item(*self.pairs[index])], self._journal(index))
             if self.store.durable:
                 window.append(asyncio.create_task(self.store.settled()))
                 if len(window) >= WINDOW:
@@ -136,7 +136,7 @@ class InProcess:
 
     def _journal(self, index: int) -> Callable[[], None]:
         return lambda: self.store.insert(
-            "default", "writer", "env", self.number, self.messages[index]
+            ["default"], "writer", "env", self.number, self.messages[index]
         )
 
     async def close(self) -> None:

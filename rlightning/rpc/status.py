@@ -76,6 +76,9 @@ _BY_NUMBER = {code.value[0]: code for code in Code}
 DISK_FULL = "DISK_FULL"
 """Reason of a ResourceExhaustedError of a server that takes nothing until its disk has room."""
 
+NO_DATA_DIR = "NO_DATA_DIR"
+"""Reason of a PreconditionError of a server that keeps nothing on a disk."""
+
 # What gRPC itself says when a message passes the transport cap, and when nobody listens.
 _TOO_LARGE = re.compile(r"(?:Sent|Received) message larger than max \((\d+) vs\. (\d+)\)")
 _CONNECT = re.compile(r"Failed to connect to remote host: (?:connect: )?([^;]+?)(?: \(\d+\))?\.?$")
@@ -151,6 +154,9 @@ def from_rpc_error(
     elif code is Code.INTERNAL and details == _BROKEN_WRITE:
         # The peer ended the call in the middle of a write, and its status is lost.
         code, details = Code.UNAVAILABLE, "the call ended while a message was being sent"
+    elif code is Code.UNIMPLEMENTED and method:
+        service, _, name = method.strip("/").partition("/")
+        details = f"expected {service} with {name}; {details}"
     elif code is Code.UNAVAILABLE and (cause := _CONNECT.search(details)):
         details = f"cannot connect: {cause[1].lower()}"
     return from_code(code, details, peer=peer, reason=reason)

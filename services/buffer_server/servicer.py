@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.parts import joined
 from rlightning.buffer.pipeline import Item
@@ -33,8 +32,10 @@ from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Batch, Limits, Reader, Writer, encode_batch, fill_value
 
 from .chunks import get_responses
-from .inserts import DEFAULT_TABLE, InsertHandler, items_of
+from .discards import Discards
+from .inserts import InsertHandler, items_of
 from .samples import SampleHandler
+from .tables import Tables
 
 # What was stored before kept to the limits of its session.
 _STORED = Limits(max_bytes=2**31 - 1, max_leaves=10_000_000)
@@ -59,6 +60,7 @@ class BufferService:
         "Sample": "learner",
         "Get": "learner",
         "Truncate": "actor",
+        "DiscardEpisode": "actor",
         "UpdatePriorities": "learner",
         "Clear": "learner",
         "Checkpoint": "learner",
@@ -67,13 +69,14 @@ class BufferService:
 
     def __init__(self, config: MainConfig) -> None:
         rpc = config.services.buffer.rpc
+        self._tables = Tables(config.buffer)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tables = {DEFAULT_TABLE: BufferTable(DEFAULT_TABLE, config.buffer)}
         self._store = DurableStore(config.buffer, self._tables, _read_items)
         self._health: Health | None = None
         self._draining = False
         self._lease_s = rpc.resume_window_s
         self._absent: asyncio.TimerHandle | None = None
+        self._discards = Discards(self._tables, self._store)
         self._insert = InsertHandler(self._tables, self._store)
         self._sample = SampleHandler(
             self._tables,
@@ -91,6 +94,7 @@ class BufferService:
             "Sample": SessionMethod(self._learners, self._sample),
             "Get": unary_stream(pb.GetRequest, self._get),
             "Truncate": unary_unary(pb.TruncateRequest, self._truncate),
+            "DiscardEpisode": unary_unary(pb.DiscardEpisodeRequest, self._discards.discard),
             "UpdatePriorities": unary_unary(pb.UpdatePrioritiesRequest, self._update_priorities),
             "Clear": unary_unary(pb.ClearRequest, self._clear),
             "Checkpoint": unary_unary(pb.CheckpointRequest, self._checkpoint),
@@ -135,21 +139,22 @@ class BufferService:
             self._absent.cancel()
         await self._store.close()
 
-    def _table(self, name: str) -> BufferTable:
-        table = self._tables.get(name or DEFAULT_TABLE)
-        if table is None:
-            raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
-        return table
-
     async def _get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[bytes]:
-        table = self._table(request.table)
+        table = self._tables.named(request.table)
         buffer = table.buffer
         if request.all and request.indices:
             raise InvalidRequestError("all: expected no indices beside it")
-        count = buffer.size() if request.all else len(request.indices)
+        if request.limit < 0:
+            raise InvalidRequestError(f"limit: expected at least 0, got {request.limit}")
+        if not request.all and (request.first or request.limit):
+            raise InvalidRequestError("first, limit: expected all beside them")
+        size = buffer.size()
+        whole = request.all and not request.first and not request.limit
+        wanted = range(size)[_page(request)] if request.all else list(request.indices)
+        count = len(wanted)
         needed = table.transit_bytes(count)
         if table.serves_rollouts:  # which are joined before anything is taken out of them
-            needed += buffer.size() * buffer.row_bytes
+            needed += size * buffer.row_bytes
         if not table.transit.take(needed):
             raise ResourceExhaustedError(
                 f"{'all' if request.all else 'indices'}: {count} transitions of {buffer.row_bytes} "
@@ -159,9 +164,14 @@ class BufferService:
                 reason="BATCH_TOO_LARGE",
             )
         try:
-            found = buffer.get_all() if request.all else buffer.get(list(request.indices))
-            data = await asyncio.to_thread(encode_batch, Batch(0, *joined(found)))
-            for response in get_responses(data):
+            found: Any = {}
+            if whole:
+                found = buffer.get_all()
+            elif count:
+                found = buffer.get(wanted)
+            columns, metadata = joined(found)
+            batch = Batch(0, columns, {**metadata, "size": size})
+            for response in get_responses(await asyncio.to_thread(encode_batch, batch)):
                 yield response
         except IndexError as error:
             raise InvalidRequestError(f"indices: {error}") from error
@@ -169,7 +179,7 @@ class BufferService:
             table.transit.give_back(needed)
 
     async def _truncate(self, request: pb.TruncateRequest, context: Context) -> pb.TruncateResponse:
-        table = self._table(request.table)
+        table = self._tables.named(request.table)
         unknown = sorted(set(request.env_ids) - set(table.buffer.env_ids))
         if unknown:
             raise NotFoundError(f"env_ids: no data of {', '.join(unknown)} ever came")
@@ -181,7 +191,7 @@ class BufferService:
     async def _update_priorities(
         self, request: pb.UpdatePrioritiesRequest, context: Context
     ) -> pb.UpdatePrioritiesResponse:
-        table = self._table(request.table)
+        table = self._tables.named(request.table)
         self._store.check()
         indices = np.array(request.indices, np.intp)
         generations = np.array(request.generations, np.int64) if request.generations else None
@@ -199,7 +209,7 @@ class BufferService:
         return pb.UpdatePrioritiesResponse(updated=updated)
 
     async def _clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearResponse:
-        table = self._table(request.table)
+        table = self._tables.named(request.table)
         self._store.check()
         cleared = table.clear()
         await self._store.settled()
@@ -215,7 +225,7 @@ class BufferService:
         response = pb.BufferServiceDescribeResponse(
             library_version=LIBRARY_VERSION, storage_id=self._store.storage_id
         )
-        tables = [self._table(request.table)] if request.table else self._tables.values()
+        tables = [self._tables.named(request.table)] if request.table else self._tables.values()
         for table in tables:
             response.tables.add(
                 name=table.name,
@@ -246,3 +256,11 @@ class BufferService:
 def _read_items(env_id: str, data: bytes) -> list[Item]:
     """Returns the items of a message that was stored before."""
     return items_of(env_id, Reader(pb.InsertRequest, data, limits=_STORED))
+
+
+def _page(request: pb.GetRequest) -> slice:
+    """Returns which positions a request for all, or for a page of it, asks for."""
+    stop = request.first + request.limit if request.limit else None
+    if request.first < 0 and stop is not None and stop >= 0:
+        stop = None  # it reaches the end, which 0 would not mean
+    return slice(request.first, stop)

@@ -22,17 +22,21 @@ class Kind(IntEnum):
     CLOSE = 4
     """They will not; `table`, `env`, `writer`."""
     INSERT = 5
-    """A message came in its turn; `table`, `writer`, `env`, `seq`, and the encoded message."""
+    """A message came in its turn; `tables`, `writer`, `env`, `seq`, and the encoded message."""
     REFUSE = 6
-    """A message came in its turn and was not stored; `table`, `writer`, `env`, `seq`."""
+    """A message came in its turn and was not stored; `tables`, `writer`, `env`, `seq`."""
     CUT = 7
-    """The open episodes of an env were ended; `table`, `env`."""
+    """The open episodes of an env are ended; `table`, `env`."""
     CLEAR = 8
     """A table was emptied; `table`."""
     PRIORITIES = 9
     """Priorities were set; `table`, and the encoded request."""
     DRAWN = 10
-    """A batch was drawn; `table`, `sampled`, `rng`: the state of the generator after it."""
+    """A batch was drawn; `table`, `rank`, `world_size`, `sampled`, `limiter`: the state of the rate
+    limiter, and `rng`: that of the generator after it."""
+    DISCARD = 11
+    """An episode of an env was discarded; `table`, `env`, `request`, and `discarded` (how many
+    transitions)."""
 
 
 def encode(fields: dict[str, Any], data: bytes = b"") -> tuple[bytes, ...]:

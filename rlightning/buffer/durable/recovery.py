@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.buffer_table import BufferTable, insert_into
 from rlightning.buffer.durable.checkpoint import read_checkpoint
 from rlightning.buffer.durable.directory import DataDirectory
 from rlightning.buffer.durable.files import CorruptError
@@ -32,6 +33,20 @@ class WriterMark(NamedTuple):
     next_seq: int
 
 
+class Discard(NamedTuple):
+    """A request to discard an episode that was done.
+
+    Attributes:
+        table: Name of the table.
+        env_id: Id of the env.
+        discarded: How many transitions were.
+    """
+
+    table: str
+    env_id: str
+    discarded: int
+
+
 class Recovery:
     """Loads a data directory into empty tables.
 
@@ -44,6 +59,7 @@ class Recovery:
     Attributes:
         storage_id: The one of before, if nothing of what was acked is lost; else empty.
         writers: How far the writers were.
+        discards: Requests to discard episodes that were done, by their id.
         end: Position at which the journal goes on.
         needs_segment: Whether it goes on in a segment of its own.
         left_behind: Whether it has records that were not done again and never shall be.
@@ -59,6 +75,7 @@ class Recovery:
     ) -> None:
         self.storage_id = ""
         self.writers: dict[str, WriterMark] = {}
+        self.discards: OrderedDict[str, Discard] = OrderedDict()
         self.end = 0
         self.needs_segment = False
         self.left_behind = False
@@ -150,6 +167,7 @@ class Recovery:
             load_table(self._tables[table], one)
         self.storage_id = state["storage_id"]
         self.writers = {writer: WriterMark(env, seq) for writer, env, seq in state["writers"]}
+        self.discards = OrderedDict((one, Discard(*done)) for one, *done in state["discards"])
         position: int = state["position"]
         return position
 
@@ -162,6 +180,7 @@ class Recovery:
         for table in self._tables.values():
             table.reset()
         self.writers = {}
+        self.discards.clear()
 
     # The journal.
 
@@ -205,7 +224,7 @@ class Recovery:
             if fields["storage_id"] != self.storage_id:
                 self.writers = {}
                 for table in self._tables.values():
-                    table.orphan()
+                    table.producers.orphan()
             self.storage_id = fields["storage_id"]
         elif kind == Kind.WRITER:
             self.writers[fields["writer"]] = WriterMark(fields["env"], fields["next"])
@@ -213,16 +232,20 @@ class Recovery:
             self._apply_message(kind, fields, data)
         else:
             apply(self._table(fields["table"]), kind, fields, data)
+        if kind == Kind.DISCARD:
+            done = Discard(fields["table"], fields["env"], fields["discarded"])
+            self.discards[fields["request"]] = done
 
     def _apply_message(self, kind: int, fields: Mapping[str, Any], data: memoryview) -> None:
-        table, env_id = self._table(fields["table"]), fields["env"]
+        tables, env_id = [self._table(name) for name in fields["tables"]], fields["env"]
         writer, seq = fields["writer"], fields["seq"]
         self.writers[writer] = WriterMark(env_id, seq + 1)
         if kind == Kind.REFUSE:
-            table.refuse(env_id)
+            for table in tables:
+                table.refuse(env_id)
             return
         try:
-            table.try_insert(env_id, self._read_items(env_id, bytes(data)))
+            insert_into(tables, env_id, self._read_items(env_id, bytes(data)), again=True)
         except (ReplayError, TypeError, ValueError) as error:
             self._failed = (writer, seq, error)
 

@@ -69,7 +69,11 @@ def load_storage(storage: Storage, state: State) -> None:
 
 def dump_sampler(sampler: Sampler) -> State:
     """Returns what a sampler knows."""
-    state: State = {"rng": dump_rng(sampler)}
+    state: State = {
+        "entropy": f"{sampler._entropy:x}",
+        "rng": dump_rng(sampler._rng),
+        "streams": [[*key, dump_rng(stream)] for key, stream in sampler._streams.items()],
+    }
     if isinstance(sampler, PrioritisedSampler):
         state |= {
             "values": sampler._tree.values.copy(),
@@ -81,7 +85,10 @@ def dump_sampler(sampler: Sampler) -> State:
 
 def load_sampler(sampler: Sampler, state: State) -> None:
     """Tells a sampler what `dump_sampler` returned of another."""
-    load_rng(sampler, state["rng"])
+    sampler._entropy = int(state["entropy"], 16)
+    load_rng(sampler._rng, state["rng"])
+    for world_size, rank, numbers in state["streams"]:
+        load_rng(sampler.generator(rank, world_size), numbers)
     if isinstance(sampler, PrioritisedSampler):
         values = np.array(state["values"], np.float64)
         sampler._tree.set(np.arange(len(values)), values)
@@ -89,17 +96,17 @@ def load_sampler(sampler: Sampler, state: State) -> None:
         sampler._highest = state["highest"]
 
 
-def dump_rng(sampler: Sampler) -> list[str]:
-    """Returns the state of a sampler's generator."""
-    state: Any = sampler._rng.bit_generator.state
+def dump_rng(rng: np.random.Generator) -> list[str]:
+    """Returns the state of a generator."""
+    state: Any = rng.bit_generator.state
     numbers = (state["state"]["state"], state["state"]["inc"], state["has_uint32"])
     return [f"{number:x}" for number in (*numbers, state["uinteger"])]
 
 
-def load_rng(sampler: Sampler, numbers: Sequence[str]) -> None:
-    """Sets the state of a sampler's generator."""
+def load_rng(rng: np.random.Generator, numbers: Sequence[str]) -> None:
+    """Sets the state of a generator."""
     state, inc, has_uint32, uinteger = (int(number, 16) for number in numbers)
-    sampler._rng.bit_generator.state = {
+    rng.bit_generator.state = {
         "bit_generator": "PCG64",
         "state": {"state": state, "inc": inc},
         "has_uint32": has_uint32,
@@ -125,6 +132,7 @@ def _dump_container(container: DataContainer) -> State:
         "follows": container._follows[:used].copy(),
         "starts": registry.starts.astype(np.int64),
         "lengths": registry.lengths.astype(np.int64),
+        "total": registry.total,
         "arrays": _frozen_by_name(container._arrays, used),
         "observations": None if observations is None else _dump_observations(observations, used),
     }
@@ -143,6 +151,7 @@ def _load_container(container: DataContainer, state: State) -> None:
     container._holes = state["holes"]
     for start, length in zip(state["starts"].tolist(), state["lengths"].tolist(), strict=True):
         container.episode_registry.append(start, np.array([length], np.intp))
+    container.episode_registry.total = state["total"]
     _read_by_name(container._arrays, state["arrays"])
     if state["observations"] is not None:
         assert container._observations is not None  # it follows from the layouts

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +17,11 @@ from rlightning.buffer.durable.directory import POSITION, DataDirectory
 from rlightning.buffer.durable.journal import Journal
 from rlightning.buffer.durable.log import Log
 from rlightning.buffer.durable.records import Kind, encode
-from rlightning.buffer.durable.recovery import Recovery, WriterMark
+from rlightning.buffer.durable.recovery import Discard, Recovery, WriterMark
 from rlightning.buffer.durable.tables import TableJournal, dump_table, saved_config
 from rlightning.buffer.pipeline import Item
 from rlightning.errors import PreconditionError, ResourceExhaustedError
-from rlightning.rpc.status import DISK_FULL
+from rlightning.rpc.status import DISK_FULL, NO_DATA_DIR
 from rlightning.utils.config import BufferConfig
 from rlightning.utils.failpoints import failpoint
 
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 # A checkpoint is made when the journal since the last one takes this, or what the tables take.
 _LEAST_JOURNAL_BYTES = 64 * 2**20
 _LOOK_EVERY_S = 0.5
+# Requests whose answer is known if they come again.
+_MAX_DISCARDS = 4096
 
 
 class Checkpoint(NamedTuple):
@@ -57,6 +60,7 @@ class DurableStore:
     Attributes:
         storage_id: Identifies what is stored: the same as before if nothing of it was lost.
         writers: How far the writers are that may come back; who stores on keeps it up to date.
+        discards: Requests to discard episodes that were done, by their id, the oldest first.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class DurableStore:
     ) -> None:
         self.storage_id = uuid.uuid4().hex
         self.writers: dict[str, WriterMark] = {}
+        self.discards: OrderedDict[str, Discard] = OrderedDict()
         self.durable = config.durability != "none"
         self._config = config
         self._tables = tables
@@ -97,6 +102,7 @@ class DurableStore:
         self._recovery.run(self._config.restore)
         self._position = self._checkpointed = self._recovery.end
         self.writers = self._recovery.writers
+        self.discards = self._recovery.discards
 
     async def begin(
         self, *, on_full: Callable[[bool], None], on_lost: Callable[[Exception], None]
@@ -122,7 +128,7 @@ class DurableStore:
             )
             self._log = Log(journal, on_full=on_full, on_lost=on_lost)
             for table in self._tables.values():
-                table.journal = TableJournal(self._log, table.name)
+                table.journal = TableJournal(self._log, table)
             if recovery.storage_id:
                 self.storage_id = recovery.storage_id
             config = {name: saved_config(table) for name, table in self._tables.items()}
@@ -130,7 +136,7 @@ class DurableStore:
         if not recovery.storage_id:
             self.writers.clear()
             for table in self._tables.values():
-                table.orphan()
+                table.producers.orphan()
         if recovery.left_behind and self.durable:
             await self.checkpoint()  # so that the journal that was left behind is never read again
         await self.settled()
@@ -158,18 +164,28 @@ class DurableStore:
         """Forgets how far a writer was."""
         self.writers.pop(writer_id, None)
 
-    def insert(self, table: str, writer_id: str, env_id: str, seq: int, data: bytes) -> None:
-        """Writes down that a message will be stored, before anything of it is."""
+    def insert(
+        self, tables: Sequence[str], writer_id: str, env_id: str, seq: int, data: bytes
+    ) -> None:
+        """Writes down that a message will be stored in tables, before anything of it is."""
         self.writers[writer_id] = WriterMark(env_id, seq + 1)
-        fields = {"table": table, "writer": writer_id, "env": env_id, "seq": seq}
+        fields = {"tables": tables, "writer": writer_id, "env": env_id, "seq": seq}
         self._append(Kind.INSERT, fields, data)
         failpoint("insert.journaled")
 
-    def refuse(self, table: str, writer_id: str, env_id: str, seq: int) -> None:
+    def refuse(self, tables: Sequence[str], writer_id: str, env_id: str, seq: int) -> None:
         """Writes down that a message was not stored."""
         self.writers[writer_id] = WriterMark(env_id, seq + 1)
-        fields = {"table": table, "writer": writer_id, "env": env_id, "seq": seq}
+        fields = {"tables": tables, "writer": writer_id, "env": env_id, "seq": seq}
         self._append(Kind.REFUSE, fields)
+
+    def discard(self, request_id: str, table: str, env_id: str, discarded: int) -> None:
+        """Writes down that a request to discard an episode was done."""
+        self.discards[request_id] = Discard(table, env_id, discarded)
+        while len(self.discards) > _MAX_DISCARDS:
+            self.discards.popitem(last=False)
+        fields = {"table": table, "env": env_id, "request": request_id, "discarded": discarded}
+        self._append(Kind.DISCARD, fields)
 
     def _append(self, kind: Kind, fields: dict[str, Any], data: bytes = b"") -> None:
         if self._log is not None:
@@ -206,7 +222,7 @@ class DurableStore:
         directory = self._directory
         if directory is None:
             raise PreconditionError(
-                "checkpoints need a folder: set buffer.data_dir", reason="NO_DATA_DIR"
+                "checkpoints need a folder: set buffer.data_dir", reason=NO_DATA_DIR
             )
         async with self._saving:
             begun = time.monotonic()
@@ -218,6 +234,7 @@ class DurableStore:
                 "config": {name: saved_config(table) for name, table in self._tables.items()},
                 "tables": {name: dump_table(table) for name, table in self._tables.items()},
                 "writers": [[name, *mark] for name, mark in self.writers.items()],
+                "discards": [[one, *done] for one, done in self.discards.items()],
             }
             failpoint("checkpoint.captured")
             name = directory.next_name()

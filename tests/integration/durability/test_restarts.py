@@ -109,11 +109,11 @@ async def test_a_writer_goes_on_with_its_open_episode(folder: Path, checkpoint: 
 
 
 @asynccontextmanager
-async def inserting_later(address: str, env: ScriptedEnv) -> AsyncIterator[Any]:
+async def inserting_later(address: str, env: ScriptedEnv, **options: Any) -> AsyncIterator[Any]:
     """A writer that connects once its server is there, and outlives it."""
     from rlightning.buffer.remote_buffer import InsertClient
 
-    client = InsertClient(address, spec=env.meta, rpc=FAST)
+    client = InsertClient(address, spec=env.meta, rpc=FAST, **options)
 
     async def start() -> InsertClient:
         await client.start()
@@ -318,8 +318,9 @@ async def test_a_folder_is_for_one_server(folder: Path) -> None:
 
 async def test_checkpoints_need_a_folder() -> None:
     async with buffer_server(type="ReplayBuffer") as buffers, asking(buffers.address) as asked:
+        assert await asked.checkpoint() is None
         with pytest.raises(PreconditionError, match=r"set buffer.data_dir"):
-            await asked.checkpoint()
+            await buffers.service._store.checkpoint()
 
 
 @pytest.mark.parametrize(
@@ -328,7 +329,16 @@ async def test_checkpoints_need_a_folder() -> None:
         ({"durability": "process"}, "durability 'process' needs a data_dir"),
         ({"restore": "latest"}, "restore 'latest' needs a data_dir"),
         ({"checkpoint_interval_s": 5}, "checkpoint_interval_s needs a data_dir"),
-        ({"type": "RolloutBuffer", "data_dir": "x"}, "data_dir: the rows of a RolloutBuffer"),
+        ({"type": "RolloutBuffer", "data_dir": "x"}, "data_dir: not with type 'RolloutBuffer'"),
+        (
+            {"rate_limiter": {"queue_size": 3}, "data_dir": "x"},
+            r"data_dir: not with rate_limiter\.queue_size",
+        ),
+        (
+            {"tables": {"a": {}, "b": {"rate_limiter": {"queue_size": 3}}}, "data_dir": "x"},
+            r"data_dir: not with tables\.b\.rate_limiter\.queue_size",
+        ),
+        ({"tables": {"a": {"data_dir": "x"}}}, r"a\.data_dir: the server has one for all"),
         ({"durability": "disk"}, "durability"),
     ],
 )

@@ -195,8 +195,8 @@ _DERIVED = {
         *("_postprocess_fn", "_finished"),
     },
     "BufferTable": {
-        *("name", "journal", "transit", "_timeout_ns", "_last", "_room", "_ready", "_producers"),
-        "buffer",
+        *("name", "journal", "transit", "buffer", "queue", "rendezvous"),
+        *("_has_functions", "_short_of_memory", "_pushed", "_shares"),
     },
 }
 
