@@ -93,6 +93,14 @@ def train(
     ] = Launcher.LOCAL,
     name: Name = None,
     restart_window: RestartWindow = None,
+    resume: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="RUN",
+            help="Go on from the last checkpoint of a run: its folder, or latest. Without CONFIG, "
+            "with the config of that run.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON line on stdout, the rest on stderr.")
     ] = False,
@@ -104,13 +112,24 @@ def train(
     Exits with 0 when the target was reached (without a target: when all steps were taken), else 1.
     """
     with one_line_errors(debug=debug):
+        from rlightning.cluster.past_runs import find_run
         from rlightning.cluster.train import train as run_training
 
+        before = None
+        if resume is not None and not (configs or config):
+            before = find_run(resume)
+            configs = [before / "config.yaml"]
         effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
+        if resume is not None and before is None:
+            before = find_run(resume, effective)
         reached = run_training(
-            effective, in_process=launcher is Launcher.IN_PROCESS, quiet=quiet, as_json=as_json
+            effective,
+            in_process=launcher is Launcher.IN_PROCESS,
+            quiet=quiet,
+            as_json=as_json,
+            resume=before,
         )
     raise typer.Exit(0 if reached else EXIT_FAILED)
 

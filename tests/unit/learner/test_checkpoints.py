@@ -15,11 +15,13 @@ def test_a_checkpoint_holds_weights_and_a_manifest(tmp_path):
     )
     assert (folder / "4" / "weights.safetensors").read_bytes() == b"weights"
     assert json.loads((folder / "4" / "manifest.json").read_text()) == {
-        "format": 1,
+        "format": 2,
         "policy_version": 4,
         "updates": 3,
         "env_steps": 90,
         "rows": 60,
+        "mean_return": None,
+        "buffer_snapshot": None,
         "files": {"weights.safetensors": hashlib.sha256(b"weights").hexdigest()},
     }
     assert sorted(path.name for path in folder.iterdir()) == ["4", "latest"]
