@@ -134,6 +134,50 @@ def train(
     raise typer.Exit(0 if reached else EXIT_FAILED)
 
 
+class Kept(str, Enum):
+    """Which checkpoint of a run."""
+
+    BEST = "best"
+    LATEST = "latest"
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or latest.")],
+    episodes: Annotated[int, typer.Option(min=1, help="How many to finish.")] = 20,
+    checkpoint: Annotated[Kept, typer.Option(help="Which weights act.")] = Kept.BEST,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the envs.")] = 0,
+    success_return: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            help="Return that counts as a success, where the env does not say; default: the "
+            "target of the run."
+        ),
+    ] = None,
+    video: Annotated[bool, typer.Option("--video", help="Also write an mp4 file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Let the policy of a run exploit for some episodes and print what it achieves."""
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.evaluate import evaluate as run_evaluation
+        from rlightning.cluster.evaluate import show_evaluation
+        from rlightning.cluster.guard import add_import_paths
+        from rlightning.cluster.past_runs import config_of, find_run
+
+        folder = find_run(run)
+        add_import_paths(config_of(folder).services.python_path)
+        evaluation = run_evaluation(
+            folder,
+            episodes=episodes,
+            link=checkpoint.value,
+            seed=seed,
+            success_return=success_return,
+            video=video,
+        )
+        show_evaluation(evaluation, as_json=as_json)
+
+
 @app.command()
 def health(
     address: Annotated[str, typer.Argument(metavar="ADDR", help="HOST:PORT of a service.")],

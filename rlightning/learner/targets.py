@@ -14,5 +14,5 @@ def make_target_updater(loss: LossModule, tau: float) -> TargetNetUpdater:
         tau: What part of the way one step goes; 1 copies.
     """
     if tau == 1.0:
-        return HardUpdate(loss, value_network_update_interval=1)
+        return HardUpdate(loss, value_network_update_interval=0)  # of steps left out between
     return SoftUpdate(loss, tau=tau)
