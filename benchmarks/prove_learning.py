@@ -150,7 +150,9 @@ def write_page() -> None:
             lines.append(f"| `{name}` | {' | '.join(figures)} | {statistics.fmean(scores):.1f} |")
     dates = sorted({r["date"] for r in results})
     machines = sorted({r["platform"] for r in results})
-    if results:
+    if not results:
+        lines = ["Nothing was measured yet."]
+    else:
         lines += ["", f"Measured {dates[0]} to {dates[-1]}; {'; '.join(machines)}."]
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(MARKS[0])

@@ -11,7 +11,6 @@ from rlightning.cluster.runs import Run
 from rlightning.errors import RLightningError
 from rlightning.learner.checkpoints import Checkpoints
 from rlightning.learner.loop import Algorithm, LearnerStats
-from rlightning.learner.state_file import dump_state
 from rlightning.utils.config import MainConfig
 
 # Writing each of many small improvements would hold the learner up.
@@ -58,6 +57,8 @@ class Keeper:
 
     def save(self, stats: LearnerStats, weights: bytes) -> None:
         """Writes a checkpoint to go on from."""
+        from rlightning.learner.state_file import dump_state  # not before now: it loads torch
+
         mean = self._monitor.mean_return
         self._checkpoints.save(
             stats,

@@ -8,7 +8,6 @@ from rlightning.cluster.past_runs import LATEST, config_of, read_checkpoint
 from rlightning.errors import ConfigError
 from rlightning.learner.checkpoints import Checkpoint
 from rlightning.learner.loop import Algorithm
-from rlightning.learner.state_file import load_state
 from rlightning.utils.config import MainConfig
 
 # What a checkpoint was made for; with another value it would mean something else.
@@ -43,6 +42,8 @@ def load_checkpoint(checkpoint: Checkpoint, algorithm: Algorithm) -> None:
     Raises:
         ConfigError: It does not fit.
     """
+    from rlightning.learner.state_file import load_state  # not before now: it loads torch
+
     assert checkpoint.state is not None  # `checkpoint_to_resume` has looked
     try:
         algorithm.restore(load_state(checkpoint.state))

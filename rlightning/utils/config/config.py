@@ -252,14 +252,15 @@ class PolicyConfig(Config):
     """Configuration of the policy and of the server that runs it.
 
     Attributes:
-        type: `actor_critic`, a name registered in `POLICY`, or `module:Class`.
+        type: `actor_critic`, `q_network`, `sac_actor`, another name registered in `POLICY`, or
+            `module:Class`.
         backend: Documented; no effect on the policies of this library.
         train_num_gpus: GPUs of the learner.
         eval_num_gpus: GPUs of one policy server.
         model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
             the activation.
-        optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`; PPO
-            makes its own, with `train.lr`.
+        optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
+            `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
         rollout_mode: Documented; `rollout_step` is called as a function here.
         router_type: How work is spread over several policies.
         weight_buffer: Where weights wait before they are used.
@@ -316,12 +317,12 @@ class TrainConfig(Config):
         seed: Root of every seed of the run that the config leaves open.
         lr: Learning rate.
         batch_size: Transitions in one minibatch.
-        max_epochs: Rollout batches to learn from at most; -1: no limit.
+        max_epochs: Batches to learn from at most; -1: no limit.
         max_rollout_steps: Documented; `buffer.rollout_length` decides here.
         max_eval_rollout_steps: Documented; no effect on a training run here.
         parallel: `ddp` trains on several devices.
         eval_interval: Rollout batches between evaluations; -1: none.
-        save_interval: Rollout batches between checkpoints; -1: only the last.
+        save_interval: Batches between checkpoints; -1: only the last.
         save_dir: Directory of checkpoints; None: `checkpoints/` of the run.
     """
 
