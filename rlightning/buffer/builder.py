@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rlightning.buffer.base_buffer import DataBuffer
+from rlightning.buffer.functions import load_functions
 from rlightning.buffer.utils.postprocess import n_step_postprocess_fn
+from rlightning.errors import ConfigError
 from rlightning.utils.config import BufferConfig
 from rlightning.utils.registry import BUFFERS
 
@@ -15,12 +17,16 @@ def build_data_buffer(config: BufferConfig, **functions: Any) -> DataBuffer:
 
     Args:
         config: Its section of the configuration.
-        **functions: Preprocessors and preprocess functions, as of `DataBuffer`.
+        **functions: Preprocessors and preprocess functions, as of `DataBuffer`; they come before
+            those that `functions` of the section names.
+
+    Raises:
+        ConfigError: A function that is named cannot be imported, or does what `n_step` does.
     """
+    named = load_functions(config.functions)
     if config.n_step > 1 and config.type == "ReplayBuffer":
-        functions = {
-            "postprocess_fn": n_step_postprocess_fn(config.n_step, config.n_step_gamma),
-            **functions,
-        }
-    buffer: DataBuffer = BUFFERS.get(config.type)(config, **functions)
+        if "postprocess_fn" in named:
+            raise ConfigError("buffer.n_step and buffer.functions.postprocess_fn: expected one")
+        named["postprocess_fn"] = n_step_postprocess_fn(config.n_step, config.n_step_gamma)
+    buffer: DataBuffer = BUFFERS.get(config.type)(config, **{**named, **functions})
     return buffer

@@ -38,8 +38,9 @@ def prepare(config: MainConfig) -> MainConfig:
     for env, seed in zip(prepared.env, env_seeds, strict=True):
         if env.seed is None:
             env.seed = seed
-    if prepared.buffer.type == "ReplayBuffer":
-        prepared.buffer.auto_truncate_episode = True  # nobody else ends episodes in a run
+    for table in (prepared.buffer, *prepared.buffer.tables.values()):
+        if table.type == "ReplayBuffer":
+            table.auto_truncate_episode = True  # nobody else ends episodes in a run
     sampler = prepared.buffer.sampler
     if sampler is not None and sampler.seed is None:
         sampler.seed = int(np.random.SeedSequence([config.train.seed, 1]).generate_state(1)[0])

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
-from rlightning.buffer.remote_buffer import InsertClient
+from rlightning.buffer.remote_buffer import InsertClient, items_per_message
+from rlightning.buffer.routing import tables_of
 from rlightning.env.env_server import AttachedGroup
 from rlightning.env.hosting import HostedGroup
 from rlightning.errors import (
@@ -32,8 +33,8 @@ _CONNECT_S = 5.0
 _STALLED_S = 1.0
 # How long an actor whose client has left may take to store what came of it.
 _FAREWELL_S = 5.0
-# Messages of one writer that may be unacked.
-_WINDOW = 8
+# Items of one writer that may be unacked.
+_WINDOW = 32
 
 
 class Driver:
@@ -209,6 +210,7 @@ class _Actor:
         self, config: MainConfig, group: HostedGroup | AttachedGroup, control: ActorControl
     ) -> None:
         services = config.services
+        tables = tables_of(config.buffer, group.env_id)
         # New per process: a server takes the group of a restarted process for another client.
         client_id = f"{group.env_id.replace('/', '.')[:50]}.{uuid.uuid4().hex[:12]}"
         self.group = group
@@ -225,7 +227,8 @@ class _Actor:
             services.buffer.dial_address,
             spec=group.meta,
             writer_id=client_id,
-            window_messages=_window(config.buffer),
+            tables=list(tables),
+            window_items=min(map(_window, tables.values())),
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
         )
@@ -271,12 +274,16 @@ class _Actor:
 
 
 def _window(buffer: BufferConfig) -> int:
-    """Returns how many messages of one writer may be unacked.
+    """Returns how many items of one writer may be unacked.
 
     While the buffer is full, the rows in them have been answered already, like the one before them,
-    which is acked but not complete, and the one after them, which waits for the window. Together
-    they must fit into one rollout, or some would be older than `max_rollouts` versions in the end.
+    which is acked but not complete, those that came with the last that there was room for, and the
+    one after them, which waits for the window. Together they must fit into one rollout, or some
+    would be older than `max_rollouts` versions in the end.
     """
-    if buffer.type == "ReplayBuffer":
-        return _WINDOW
-    return max(1, min(_WINDOW, buffer.rollout_length - 2))
+    window = _WINDOW
+    if buffer.type != "ReplayBuffer":
+        room = buffer.rollout_length - 2
+        while window > 1 and window + items_per_message(window) - 1 > room:
+            window -= 1
+    return window
