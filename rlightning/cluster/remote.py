@@ -12,12 +12,17 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from rlightning.buffer.remote_buffer import BufferClient, SampleClient
-from rlightning.cluster.backend import ClusterState
+from rlightning.cluster.backend import ClusterState, batch_size
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.progress import find_latencies
 from rlightning.env.attached import PREFIX
-from rlightning.env.remote_client import EnvClient, EnvStatus
-from rlightning.errors import AlreadyExistsError, DeadlineExceededError, UnavailableError
+from rlightning.env.remote_client import ActorCommand, EnvClient, EnvStatus
+from rlightning.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from rlightning.policy import PolicyClient, WeightPublisher
 from rlightning.policy.publisher import publish_timeout_s
 from rlightning.rpc.loop import shared_loop
@@ -33,6 +38,9 @@ _CHECK_EVERY_S = 0.5
 _CONNECT_S = 5.0
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.1
+# A pause is answered when every group has ended its step.
+_HOLD_S = 10.0
+_SNAPSHOT_S = 600.0
 
 
 class RemoteBackend:
@@ -80,7 +88,8 @@ class RemoteBackend:
         self._env = EnvClient(**dial(services.env))
         self._policy = PolicyClient(**dial(services.policy))
         self._buffer = BufferClient(**dial(services.buffer))
-        self._samples = SampleClient(**dial(services.buffer))
+        size = batch_size(self._launcher.config) or 0
+        self._samples = SampleClient(**dial(services.buffer), batch_size=size)
         self._publisher = WeightPublisher(self._policy)
         self._publisher.start()
 
@@ -115,7 +124,7 @@ class RemoteBackend:
             self._launcher.failed.wait(_PAUSE_S)
 
     def next_batch(self, timeout_s: float) -> Mapping[str, Any] | None:
-        """Returns the next rollout's columns [T, N, ...]; None if there was none in time."""
+        """Returns the next batch's columns; None if there was none in time."""
         try:
             return self._loop.run(self._samples.next_batch(timeout_s)).columns
         except DeadlineExceededError:
@@ -135,6 +144,28 @@ class RemoteBackend:
             lambda timeout_s: self._publisher.publish(version, weights, timeout_s=timeout_s),
             max(_PATIENCE_S, publish_timeout_s(len(weights))),
         )
+
+    def hold(self, wanted: bool) -> None:
+        """Pauses the actors, or lets them go on."""
+        command: ActorCommand = "pause" if wanted else "start"
+        self._patiently(lambda timeout_s: self._env.control(command, timeout_s=timeout_s + _HOLD_S))
+
+    def update_priorities(self, columns: Mapping[str, Any], priorities: Any) -> None:
+        """Sets the priorities of a batch's rows; rows of a buffer that has restarted are gone."""
+        with contextlib.suppress(InvalidRequestError):
+            self._patiently(
+                lambda timeout_s: self._buffer.update_priorities(
+                    columns["sample_index"],
+                    priorities,
+                    columns["sample_generation"],
+                    timeout_s=timeout_s,
+                )
+            )
+
+    def snapshot(self) -> str | None:
+        """Lets the buffer server write a snapshot and returns its name; None if it writes none."""
+        made = self._loop.run(self._buffer.checkpoint(timeout_s=_SNAPSHOT_S))
+        return None if made is None else made.name
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""

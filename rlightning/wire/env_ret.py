@@ -116,6 +116,8 @@ def _fill_final(pb: env_ret_pb2.EnvRet, info: Mapping[str, Any], w: Writer) -> M
 
 def _check_extra(env_ret: EnvRet) -> None:
     """Refuses what nobody could tell from a field any more once it is stored."""
+    if not isinstance(env_ret._extra, Mapping):
+        return  # which `_fill_mapping` says
     clash = sorted(set(env_ret.fields()).intersection(env_ret._extra))
     if clash:
         raise CodecError(f"fields of EnvRet have these names: {', '.join(clash)}", path="extra")

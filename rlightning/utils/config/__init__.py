@@ -2,6 +2,7 @@
 
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.config import (
+    ALGORITHMS,
     BufferConfig,
     ClusterConfig,
     DurabilityConfig,
@@ -26,6 +27,7 @@ from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfi
 from rlightning.utils.config.services import EnvServiceConfig, ServiceConfig, ServicesConfig
 
 __all__ = [
+    "ALGORITHMS",
     "BufferConfig",
     "ClientAuthConfig",
     "ClusterConfig",

@@ -29,6 +29,15 @@ VECTORISED_BACKENDS = frozenset(
 )
 SCALAR_BACKENDS = frozenset({"env_server", "piper"})
 
+# What the learner knows by name, and the buffer that it needs; None: either.
+ALGORITHMS = {
+    "ppo": "RolloutBuffer",
+    "vtrace": "RolloutBuffer",
+    "dqn": "ReplayBuffer",
+    "sac": "ReplayBuffer",
+    "policy": None,
+}
+
 _CONTROL_MODES = {
     "google_robot_static": (
         "arm_pd_ee_delta_pose_align_interpolate_by_planner"
@@ -208,6 +217,9 @@ class BufferConfig(DurabilityConfig):
         storage: Where and how rows are kept.
         node_affinity_env: Keep the rows of an env on the shard of its node.
         node_affinity_train: Give a train worker the shards of its node.
+        n_step: Steps that a transition of a ReplayBuffer looks ahead, see `n_step_postprocess_fn`;
+            with more than 1, episodes are stored once they have ended.
+        n_step_gamma: Discount of one of these steps.
         rollout_length: Steps of every sub-env in one rollout batch (the T of [T, N]).
         max_rollouts: Rollouts that are kept, those under collection and at the learner included;
             inserts wait when there are more. No row is older than so many versions when it is
@@ -236,6 +248,8 @@ class BufferConfig(DurabilityConfig):
     storage: StorageConfig = Field(default_factory=StorageConfig)
     node_affinity_env: bool = False
     node_affinity_train: bool = False
+    n_step: int = Field(default=1, ge=1)
+    n_step_gamma: float = Field(default=0.99, ge=0, le=1)
     rollout_length: int = Field(default=32, ge=1)
     max_rollouts: int = Field(default=2, ge=1)
     columns: list[Literal["ts_observed_ns", "action_age"]] = Field(default_factory=list)
@@ -446,14 +460,15 @@ class PolicyConfig(Config):
     """Configuration of the policy and of the server that runs it.
 
     Attributes:
-        type: `actor_critic`, a name registered in `POLICY`, or `module:Class`.
+        type: `actor_critic`, `q_network`, `sac_actor`, another name registered in `POLICY`, or
+            `module:Class`.
         backend: Documented; no effect on the policies of this library.
         train_num_gpus: GPUs of the learner.
         eval_num_gpus: GPUs of one policy server.
         model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
             the activation.
-        optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`; PPO
-            makes its own, with `train.lr`.
+        optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
+            `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
         rollout_mode: Documented; `rollout_step` is called as a function here.
         router_type: How work is spread over several policies.
         weight_buffer: Where weights wait before they are used.
@@ -510,12 +525,12 @@ class TrainConfig(Config):
         seed: Root of every seed of the run that the config leaves open.
         lr: Learning rate.
         batch_size: Transitions in one minibatch.
-        max_epochs: Rollout batches to learn from at most; -1: no limit.
+        max_epochs: Batches to learn from at most; -1: no limit.
         max_rollout_steps: Documented; `buffer.rollout_length` decides here.
         max_eval_rollout_steps: Documented; no effect on a training run here.
         parallel: `ddp` trains on several devices.
         eval_interval: Rollout batches between evaluations; -1: none.
-        save_interval: Rollout batches between checkpoints; -1: only the last.
+        save_interval: Batches between checkpoints; -1: only the last.
         save_dir: Directory of checkpoints; None: `checkpoints/` of the run.
     """
 
@@ -539,20 +554,43 @@ class LearnerConfig(Config):
     """The algorithm and its hyperparameters.
 
     Attributes:
-        algorithm: Which one.
+        algorithm: `ppo` or `vtrace` (PPO for rollouts of several versions ago) on a RolloutBuffer,
+            `dqn` or `sac` on a ReplayBuffer; `policy` lets the policy's own `update_dataset` and
+            `train` learn; `module:function` makes an algorithm of the user's from the policy, this
+            section, section `train` and a `seed`.
         gamma: Discount of the return.
-        gae_lambda: Mixing of n-step advantages.
-        clip_epsilon: Bound of the ratio between target and behaviour policy.
-        entropy_coeff: Weight of the entropy bonus.
-        critic_coeff: Weight of the value loss.
-        epochs: Passes over one rollout batch.
-        max_grad_norm: Bound of the gradient's norm.
+        gae_lambda: Mixing of n-step advantages, of `ppo`.
+        clip_epsilon: Bound of the ratio between target and behaviour policy, of `ppo` and
+            `vtrace`.
+        entropy_coeff: Weight of the entropy bonus, of the same.
+        critic_coeff: Weight of the value loss, of the same.
+        epochs: Passes over one rollout batch, of the same.
+        max_grad_norm: Bound of the gradient's norm; `sac` has none.
         anneal_lr: Let the learning rate fall to 0 while `train.max_env_steps` rows are learned
-            from.
+            from, of `ppo` and `vtrace`.
+        rho_clip: Bound of the ratio by which V-trace weighs a step.
+        c_clip: Bound of the ratio by which V-trace weighs how far later steps reach back.
+        updates_per_step: Updates for each env step, of who learns from a ReplayBuffer. The learner
+            waits for env steps, and actors are paused while they are ahead.
+        learning_starts: Env steps before the first update from a ReplayBuffer.
+        max_lead: Env steps that actors may be ahead of the updates that are due.
+        publish_interval: Updates from a ReplayBuffer between two publishes of weights.
+        max_staleness: Age in versions beyond which replayed rows are left out of a batch; None: no
+            row is too old.
+        tau: What part of the way the target network goes to the trained one; 1 copies it.
+        target_interval: Updates between two such moves.
+        double: Whether the trained network chooses the action that the target network values, of
+            `dqn`.
+        epsilon_start: Probability of a random action at first, of `dqn`.
+        epsilon_end: And once `epsilon_steps` env steps were executed; it falls linearly.
+        epsilon_steps: How many env steps that takes.
+        alpha_init: Weight of the entropy at first, of `sac`, which finds the right one.
+        target_entropy: Entropy of the actions, scaled to [-1, 1], that `sac` aims at; None: minus
+            the number of their components.
         torch_threads: Threads of torch in the learner.
     """
 
-    algorithm: Literal["ppo"] = "ppo"
+    algorithm: str = "ppo"
     gamma: float = Field(default=0.99, ge=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     clip_epsilon: float = Field(default=0.2, gt=0)
@@ -561,7 +599,32 @@ class LearnerConfig(Config):
     epochs: int = Field(default=4, ge=1)
     max_grad_norm: float = Field(default=0.5, gt=0)
     anneal_lr: bool = False
+    rho_clip: float = Field(default=1.0, gt=0)
+    c_clip: float = Field(default=1.0, gt=0)
+    updates_per_step: float = Field(default=1.0, gt=0)
+    learning_starts: int = Field(default=1000, ge=1)
+    max_lead: int = Field(default=256, ge=1)
+    publish_interval: int = Field(default=16, ge=1)
+    max_staleness: int | None = Field(default=None, ge=0)
+    tau: float = Field(default=0.005, gt=0, le=1)
+    target_interval: int = Field(default=1, ge=1)
+    double: bool = True
+    epsilon_start: float = Field(default=1.0, ge=0, le=1)
+    epsilon_end: float = Field(default=0.05, ge=0, le=1)
+    epsilon_steps: int = Field(default=10_000, ge=1)
+    alpha_init: float = Field(default=1.0, gt=0)
+    target_entropy: float | None = None
     torch_threads: int = Field(default=1, ge=1)
+
+    @field_validator("algorithm")
+    @classmethod
+    def check_algorithm(cls, algorithm: str) -> str:
+        """Refuses a name that is neither known nor `module:function`."""
+        if ":" not in algorithm and algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"expected one of {', '.join(ALGORITHMS)}, or module:function, got '{algorithm}'"
+            )
+        return algorithm
 
 
 class LogConfig(Config):
