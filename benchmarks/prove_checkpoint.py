@@ -133,8 +133,10 @@ async def batches(address: str) -> list[np.ndarray[Any, Any]]:
         ]
 
 
-async def prove(megabytes: int, folder: Path, durability: str = "process") -> Proof:
-    """Does all of it once."""
+async def prove(
+    megabytes: int, folder: Path, durability: str = "process", idle_s: float = IDLE_S
+) -> Proof:
+    """Does all of it once; what inserts take without a checkpoint is measured for `idle_s`."""
     capacity = megabytes * 10**6 // ROW_BYTES
     address = free_address()
     running = server(folder, address, capacity, durability=durability)
@@ -149,12 +151,11 @@ async def prove(megabytes: int, folder: Path, durability: str = "process") -> Pr
                 await filling.insert(*filler.step())
             await filling.flush(60)
             await filling.close()
-            await (
-                asked.checkpoint()
-            )  # so that none is due, or still being written, while it is idle
+            # So that none is due, or still being written, while it is idle.
+            await asked.checkpoint()
             await asyncio.sleep(1.0)
             stop = asyncio.Event()
-            asyncio.get_running_loop().call_later(IDLE_S, stop.set)
+            asyncio.get_running_loop().call_later(idle_s, stop.set)
             idle = await insert_until(client, env, stop)
             stop = asyncio.Event()
             inserting = asyncio.create_task(insert_until(client, env, stop))

@@ -14,8 +14,11 @@ import math
 import os
 import shutil
 import struct
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,9 @@ _LIMITS = Limits(max_bytes=2**31 - 1, max_leaves=10_000_000)
 # the disk.
 _MOST_KEPT_BYTES = 128 * 2**20
 _SYNC_BYTES = 8 * 2**20
+# For every second that the disk takes for a checkpoint, so many are left to others.
+_REST = 0.5
+_READERS = 4
 
 
 async def write_checkpoint(
@@ -103,8 +109,9 @@ async def _write_data(path: Path, arrays: list[Frozen]) -> list[Array]:
                 mine[number] = await asyncio.to_thread(_write_chunk, fd, chunk, at)
                 unsynced += chunk.nbytes
                 if unsynced >= _SYNC_BYTES:  # little by little, for the sake of others' syncs
-                    unsynced = 0
+                    unsynced, begun = 0, time.monotonic()
                     await asyncio.to_thread(sync, fd)
+                    await asyncio.sleep(_REST * (time.monotonic() - begun))
                 if sum(other.kept_bytes for other in arrays) > _MOST_KEPT_BYTES:
                     _write_kept(fd, arrays, checksums)
             offset += frozen.nbytes
@@ -211,19 +218,21 @@ class _StoredArray:
             raise CorruptError(f"{self._path}: {error}") from error
 
     def _read(self, view: memoryview) -> None:
-        with self._path.open("rb", buffering=0) as file:
-            file.seek(self._offset)
-            for number, crc in enumerate(self._crcs):
-                part = view[number * self._chunk_bytes : (number + 1) * self._chunk_bytes]
-                read = 0
-                while read < len(part):
-                    count = file.readinto(part[read:])
-                    if not count:
-                        raise CorruptError(f"{self._path}: ends early")
-                    read += count
-                if zlib.crc32(part) != crc:
-                    at = self._offset + number * self._chunk_bytes
-                    raise CorruptError(f"{self._path}: offset {at}: damaged")
+        with self._path.open("rb", buffering=0) as file, ThreadPoolExecutor(_READERS) as pool:
+            read = partial(self._read_chunk, file.fileno(), view)
+            for _ in pool.map(read, range(len(self._crcs))):
+                pass
+
+    def _read_chunk(self, fd: int, view: memoryview, number: int) -> None:
+        start = number * self._chunk_bytes
+        part, done = view[start : start + self._chunk_bytes], 0
+        while done < len(part):
+            count = os.preadv(fd, [part[done:]], self._offset + start + done)
+            if not count:
+                raise CorruptError(f"{self._path}: ends early")
+            done += count
+        if zlib.crc32(part) != self._crcs[number]:
+            raise CorruptError(f"{self._path}: offset {self._offset + start}: damaged")
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:

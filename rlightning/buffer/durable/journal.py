@@ -15,16 +15,19 @@ several times faster than to new ones. What is left in them of before has older 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from rlightning.buffer.durable.files import CorruptError, sync, sync_folder, write_at
+from rlightning.buffer.durable.files import CorruptError, SyncError, sync, sync_folder, write_at
 from rlightning.errors import ConfigError
 from rlightning.utils.failpoints import failpoint, is_armed
 
@@ -114,6 +117,8 @@ class Journal:
         self._folder = folder
         self._power = power
         self._fd = -1
+        self._flusher = None if power else ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._finished: deque[int] = deque()
         self._first = 0
         self._size = 0
         starts = segment_starts(folder)
@@ -194,9 +199,34 @@ class Journal:
         except BaseException:
             os.close(fd)
             raise
-        self.close()
+        self._finish_segment()
         self._fd, self._first, self._size = fd, first, os.fstat(fd).st_size
         failpoint("journal.segment_named")
+
+    def _finish_segment(self) -> None:
+        """Closes the file once it is on the disk.
+
+        Nothing waits for that, but the system lets nobody write any more who has left too much to
+        be written.
+        """
+        if self._flusher is not None and self._fd >= 0:
+            self._finished.append(self._fd)
+            self._flusher.submit(self._flush_next)
+        elif self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _flush_next(self) -> None:
+        fd = next(self._take_finished(), None)
+        if fd is not None:
+            with contextlib.suppress(SyncError):  # it outlives the process all the same
+                sync(fd)
+            os.close(fd)
+
+    def _take_finished(self) -> Iterator[int]:
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self._finished.popleft()
 
     def forget(self, position: int) -> None:
         """Lets go of the segments that have nothing from a position on."""
@@ -212,6 +242,10 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file. Safe to repeat."""
+        if self._flusher is not None:
+            self._flusher.shutdown(wait=False, cancel_futures=True)
+            for fd in self._take_finished():
+                os.close(fd)
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
