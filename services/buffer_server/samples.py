@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlightning.buffer.buffer_table import BufferTable, Taken
 from rlightning.buffer.where import Where
@@ -17,7 +18,7 @@ from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.types import ActionSource
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Reader, encode_batch
+from rlightning.wire import Batch, Reader, batch_pieces
 
 from .chunks import sample_responses
 from .inserts import DEFAULT_TABLE
@@ -25,7 +26,7 @@ from .inserts import DEFAULT_TABLE
 _LOG = logging.getLogger(__name__)
 
 _MAX_CREDITS = 1024
-# From this size on, a batch is encoded in a thread: copying it would hold the loop up.
+# From this size on, a batch is encoded in a thread: putting it together could hold the loop up.
 _THREAD_BYTES = 2**20
 
 
@@ -34,7 +35,7 @@ class _Sent:
     """A batch that its learner has not acked."""
 
     taken: Taken
-    data: bytes = b""
+    pieces: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -246,20 +247,20 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
                 await session.send(response)
                 patience_s = self._producer_timeout_s
 
-    async def _encoded(self, batch_id: int, sent: _Sent) -> bytes:
-        """Returns the encoded batch, the same bytes every time."""
-        if not sent.data:
+    async def _encoded(self, batch_id: int, sent: _Sent) -> list[Any]:
+        """Returns the encoded batch in pieces, the same bytes every time."""
+        if not sent.pieces:
             begun = time.perf_counter()
             if sent.taken.nbytes < _THREAD_BYTES:
-                sent.data = _encode(batch_id, sent.taken)
+                sent.pieces = _encode(batch_id, sent.taken)
             else:
-                sent.data = await asyncio.to_thread(_encode, batch_id, sent.taken)
+                sent.pieces = await asyncio.to_thread(_encode, batch_id, sent.taken)
             self.latency.record("encode", time.perf_counter() - begun)
-        return sent.data
+        return sent.pieces
 
-    async def _send(self, session: Session, batch_id: int, data: bytes) -> None:
+    async def _send(self, session: Session, batch_id: int, pieces: list[Any]) -> None:
         begun = time.perf_counter()
-        for response in sample_responses(batch_id, data):
+        for response in sample_responses(batch_id, pieces):
             if not await session.send(response):
                 return  # the stream is over; what was not acked is sent again on the next one
         self.latency.record("send", time.perf_counter() - begun)
@@ -271,8 +272,8 @@ def _give_back(learner: Learner) -> None:
     learner.unacked.clear()
 
 
-def _encode(batch_id: int, taken: Taken) -> bytes:
-    return encode_batch(Batch(batch_id, taken.columns(), dict(taken.metadata)))
+def _encode(batch_id: int, taken: Taken) -> list[Any]:
+    return batch_pieces(Batch(batch_id, taken.columns(), dict(taken.metadata)))
 
 
 def _report(task: asyncio.Task[None], session: Session) -> None:

@@ -28,7 +28,7 @@ from rlightning.rpc.protocol import LIBRARY_VERSION
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Writer, encode_batch, fill_value
+from rlightning.wire import Batch, Writer, batch_pieces, fill_value
 
 from .chunks import get_responses
 from .inserts import DEFAULT_TABLE, InsertHandler
@@ -116,8 +116,8 @@ class BufferService:
             )
         try:
             found = buffer.get_all() if request.all else buffer.get(list(request.indices))
-            data = await asyncio.to_thread(encode_batch, Batch(0, *joined(found)))
-            for response in get_responses(data):
+            pieces = await asyncio.to_thread(batch_pieces, Batch(0, *joined(found)))
+            for response in get_responses(pieces):
                 yield response
         except IndexError as error:
             raise InvalidRequestError(f"indices: {error}") from error

@@ -157,7 +157,6 @@ async def test_where_storing_may_fail_items_come_one_by_one() -> None:
             mine = ScriptedEnv(1, lambda row, episode: (2, True), env_id="x")
             with pytest.raises(ResourceExhaustedError, match="room for 0 of 6"):
                 await act(client, mine, 20)
-                await client.flush(5)
         assert buffers.service._insert.counts.refused_total >= 1
         assert check_transitions(buffers.table.buffer.get_all()) == 6
 
