@@ -155,8 +155,13 @@ async def test_where_storing_may_fail_items_come_one_by_one() -> None:
             assert (await writer.hello()).max_items == 1
         async with inserting(buffers.address, ScriptedEnv(1, env_id="x").meta) as client:
             mine = ScriptedEnv(1, lambda row, episode: (2, True), env_id="x")
-            with pytest.raises(ResourceExhaustedError, match="room for 0 of 6"):
+
+            async def insert():
                 await act(client, mine, 20)
+                await client.flush(5)
+
+            with pytest.raises(ResourceExhaustedError, match="room for 0 of 6"):
+                await insert()
         assert buffers.service._insert.counts.refused_total >= 1
         assert check_transitions(buffers.table.buffer.get_all()) == 6
 
