@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.bench_buffer import KINDS
+from benchmarks.buffer_net_worker import EPISODE, ROWS
 from benchmarks.harness import Ratio, Worker, report, run_rounds
 from rlightning.cluster.process import MALLOC_ENV
 from rlightning.testing import ServerProcess
@@ -42,7 +43,9 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
         bare, client = workers[0].hello["address"], workers[1]
         for kind in KINDS:
             address = _server(stack, folder, kind)
-            client.job(what="insert", address=address, kind=kind, seconds=max(seconds, 1.0))
+            # Until the buffer is full, and everything that it needs was written once.
+            items = KINDS[kind] // ROWS + 2 * EPISODE
+            client.job(what="insert", address=address, kind=kind, items=items, seconds=0.0)
             size = client.job(what="sample", address=address, seconds=0.1)["bytes"]
 
             def job(what: str, kind: str = kind, address: str = address, size: int = size) -> float:

@@ -72,11 +72,12 @@ def message_bytes(kind: str) -> int:
 
 
 async def insert(job: Answer) -> Answer:
-    """Inserts 64 rows an item until the time is up and all are acked; rows per second."""
+    """Inserts 64 rows an item until the time is up, at least `items`, and all are acked; rows per second."""
     steps = Steps(job["kind"])
     async with InsertClient(job["address"], spec=steps.meta, window_items=32) as client:
         count, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < job["seconds"]:
+        least = job.get("items", 0)
+        while count < least or time.perf_counter() - begun < job["seconds"]:
             await client.insert(*steps.next())
             count += 1
         await client.flush()
