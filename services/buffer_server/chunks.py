@@ -18,13 +18,21 @@ _SAMPLE_DATA = pb.SampleChunk.DATA_FIELD_NUMBER << 3 | 2
 _GET_DATA = pb.GetResponse.DATA_FIELD_NUMBER << 3 | 2
 
 
-def sample_responses(batch_id: int, pieces: Sequence[Any]) -> Iterator[bytes]:
-    """Yields the encoded and stamped `SampleResponse`s that carry the pieces of a batch."""
+def sample_responses(
+    batch_id: int, pieces: Sequence[Any], *, stays: bool = False
+) -> Iterator[bytes]:
+    """Yields the encoded and stamped `SampleResponse`s that carry the pieces of a batch.
+
+    Args:
+        batch_id: Number of the batch.
+        pieces: The encoded batch.
+        stays: Whether its rows stay in the buffer.
+    """
     total = _size(pieces)
     for offset, part in split_pieces(pieces):
         envelope = pb.SampleResponse()
         stamp(envelope)
-        small = pb.SampleChunk(batch_id=batch_id, total_bytes=total, offset=offset)
+        small = pb.SampleChunk(batch_id=batch_id, total_bytes=total, offset=offset, stays=stays)
         length = _size(part)
         chunk = small.SerializeToString() + _head(_SAMPLE_DATA, length)
         head = _head(_SAMPLE_CHUNK, len(chunk) + length)

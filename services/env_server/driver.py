@@ -11,6 +11,7 @@ from typing import Any
 
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
 from rlightning.buffer.remote_buffer import InsertClient, items_per_message
+from rlightning.buffer.routing import tables_of
 from rlightning.env.env_server import AttachedGroup
 from rlightning.env.hosting import HostedGroup
 from rlightning.errors import (
@@ -209,6 +210,7 @@ class _Actor:
         self, config: MainConfig, group: HostedGroup | AttachedGroup, control: ActorControl
     ) -> None:
         services = config.services
+        tables = tables_of(config.buffer, group.env_id)
         # New per process: a server takes the group of a restarted process for another client.
         client_id = f"{group.env_id.replace('/', '.')[:50]}.{uuid.uuid4().hex[:12]}"
         self.group = group
@@ -225,7 +227,8 @@ class _Actor:
             services.buffer.dial_address,
             spec=group.meta,
             writer_id=client_id,
-            window_items=_window(config.buffer),
+            tables=list(tables),
+            window_items=min(map(_window, tables.values())),
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
         )

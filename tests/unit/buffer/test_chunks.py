@@ -24,11 +24,13 @@ def test_chunks_are_what_protobuf_reads(size: int) -> None:
     # As a batch comes: small pieces between large ones.
     cuts = [0, *sorted({size // 5, min(3, size), size // 2, size - size // 7}), size]
     pieces = [data[start:stop] for start, stop in pairwise(cuts)]
-    sampled = [pb.SampleResponse.FromString(message) for message in sample_responses(7, pieces)]
+    sampled = [
+        pb.SampleResponse.FromString(message) for message in sample_responses(7, pieces, stays=True)
+    ]
     for response, (offset, part) in zip(sampled, parts, strict=True):
         assert response.timing.sent_ns
         assert response.chunk == pb.SampleChunk(
-            batch_id=7, total_bytes=size, offset=offset, data=bytes(part)
+            batch_id=7, total_bytes=size, offset=offset, data=bytes(part), stays=True
         )
     got = [pb.GetResponse.FromString(message) for message in get_responses(pieces)]
     assert b"".join(response.data for response in got) == data
