@@ -363,7 +363,7 @@ class BufferClient:
             self._channel, f"/{SERVICE}/Get", request, pb.GetResponse, timeout=timeout_s
         )
         joiner: ChunkJoiner | None = None
-        whole: bytearray | None = None
+        whole: memoryview | None = None
         async with aclosing(responses):
             async for response in responses:
                 if joiner is None:

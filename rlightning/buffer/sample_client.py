@@ -40,7 +40,7 @@ class _Fetched(NamedTuple):
     """A batch that nobody asked for yet."""
 
     ack_id: int
-    """Under which number to ack it; 0 if its server does not know it any more."""
+    """Under which number to ack it; 0 if its server needs no ack, or does not know it any more."""
     batch: Batch
 
 
@@ -186,12 +186,13 @@ class SampleClient:
             raise ReplayError("next_batch needs a session: await start() first")
         await self.ack()
         await self._request(session, max(1, self._prefetch))
-        try:
-            await wait_within(self._some(), timeout_s)
-        except asyncio.TimeoutError:
-            raise DeadlineExceededError(
-                f"no batch within {timeout_s:g} s", peer=self.address
-            ) from None
+        if not self._fetched:
+            try:
+                await wait_within(self._some(), timeout_s)
+            except asyncio.TimeoutError:
+                raise DeadlineExceededError(
+                    f"no batch within {timeout_s:g} s", peer=self.address
+                ) from None
         fetched = self._fetched.popleft()
         self._lent = fetched.ack_id
         await self._request(session, self._prefetch)
@@ -297,12 +298,13 @@ class SampleClient:
     def _on_message(self, reader: Reader[pb.SampleResponse]) -> None:
         body = reader.message.WhichOneof("body")
         if body == "chunk":
-            self._join(reader.message.chunk)
+            self._join(reader)
         elif body == "error":
             self._complaint = from_error_status(reader.message.error, peer=self.address)
             self._progress.set()
 
-    def _join(self, chunk: pb.SampleChunk) -> None:
+    def _join(self, reader: Reader[pb.SampleResponse]) -> None:
+        chunk = reader.message.chunk
         if chunk.batch_id == self._lent or any(chunk.batch_id == id for id, _ in self._fetched):
             return  # sent again after a cut, but it is here
         if chunk.batch_id != self._joining:
@@ -315,12 +317,12 @@ class SampleClient:
             self._joining = chunk.batch_id
             self._joiner = ChunkJoiner(chunk.total_bytes, max_bytes=self._max_batch_bytes)
         assert self._joiner is not None
-        whole = self._joiner.add(chunk.offset, chunk.data)
+        whole = self._joiner.add(chunk.offset, reader.content(chunk.data))
         if whole is None:
             return
         self._joiner = None
         batch = decode_batch(whole, Limits(max_bytes=self._max_batch_bytes))
-        self._fetched.append(_Fetched(batch.batch_id, batch))
+        self._fetched.append(_Fetched(0 if chunk.stays else batch.batch_id, batch))
         self._requested = max(0, self._requested - 1)
         self._complaint = None
         self._progress.set()

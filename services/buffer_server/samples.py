@@ -8,6 +8,7 @@ import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlightning.buffer.feeds import Feed, MixedFeed, TableFeed
 from rlightning.buffer.rendezvous import BLOCKED
@@ -24,7 +25,7 @@ from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.types import ActionSource
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Reader, encode_batch
+from rlightning.wire import Batch, Reader, batch_pieces
 
 from .chunks import sample_responses
 from .tables import Tables
@@ -35,7 +36,7 @@ _MAX_CREDITS = 1024
 _MAX_RANKS = 2**16
 # Batches that were given back, of which an ack may still come.
 _MAX_RETURNED = 64
-# From this size on, a batch is encoded in a thread: copying it would hold the loop up.
+# From this size on, a batch is encoded in a thread: putting it together could hold the loop up.
 _THREAD_BYTES = 2**20
 
 
@@ -44,7 +45,7 @@ class _Sent:
     """A batch that its learner has not acked."""
 
     taken: Taken
-    data: bytes = b""
+    pieces: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -276,7 +277,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
     async def _send_batches(self, learner: Learner, session: Session) -> None:
         for batch_id, sent in tuple(learner.unacked.items()):
-            await self._send(session, batch_id, await self._encoded(batch_id, sent))
+            await self._send(session, batch_id, sent)
         while True:
             while learner.credits < 1:
                 learner.credited.clear()
@@ -289,7 +290,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             batch_id = next(self._numbers) if rollout is None else rollout.index + 1
             if taken.leaves:
                 learner.unacked[batch_id] = sent  # first of all, so that it cannot be lost
-            await self._send(session, batch_id, await self._encoded(batch_id, sent))
+            await self._send(session, batch_id, sent)
             self.batches_total += 1
 
     async def _next(self, learner: Learner, session: Session) -> Taken:
@@ -307,27 +308,28 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
                 await session.send(response)
                 patience_s = self._producer_timeout_s
 
-    async def _encoded(self, batch_id: int, sent: _Sent) -> bytes:
-        """Returns the encoded batch, the same bytes every time."""
-        if not sent.data:
+    async def _encoded(self, batch_id: int, sent: _Sent) -> list[Any]:
+        """Returns the encoded batch in pieces, the same bytes every time."""
+        if not sent.pieces:
             begun = time.perf_counter()
             if sent.taken.nbytes < _THREAD_BYTES:
-                sent.data = _encode(batch_id, sent.taken)
+                sent.pieces = _encode(batch_id, sent.taken)
             else:
-                sent.data = await asyncio.to_thread(_encode, batch_id, sent.taken)
+                sent.pieces = await asyncio.to_thread(_encode, batch_id, sent.taken)
             self.latency.record("encode", time.perf_counter() - begun)
-        return sent.data
+        return sent.pieces
 
-    async def _send(self, session: Session, batch_id: int, data: bytes) -> None:
+    async def _send(self, session: Session, batch_id: int, sent: _Sent) -> None:
+        pieces = await self._encoded(batch_id, sent)
         begun = time.perf_counter()
-        for response in sample_responses(batch_id, data):
+        for response in sample_responses(batch_id, pieces, stays=not sent.taken.leaves):
             if not await session.send(response):
                 return  # the stream is over; what was not acked is sent again on the next one
         self.latency.record("send", time.perf_counter() - begun)
 
 
-def _encode(batch_id: int, taken: Taken) -> bytes:
-    return encode_batch(Batch(batch_id, taken.columns(), dict(taken.metadata)))
+def _encode(batch_id: int, taken: Taken) -> list[Any]:
+    return batch_pieces(Batch(batch_id, taken.columns(), dict(taken.metadata)))
 
 
 def _report(task: asyncio.Task[None], session: Session) -> None:
