@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlightning.buffer.arguments import check_config
 from rlightning.buffer.base_buffer import DataBuffer
 from rlightning.buffer.builder import build_data_buffer
 from rlightning.buffer.parts import joined
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.buffer.rollouts import Rollout
-from rlightning.buffer.sampler import AllDataSampler
+from rlightning.buffer.sampler import AllDataSampler, PrioritisedSampler
 from rlightning.buffer.utils.layout import iter_arrays
+from rlightning.buffer.utils.storage import MEMORY_SHARE
 from rlightning.buffer.where import Where
 from rlightning.errors import (
     BufferEmptyError,
@@ -28,7 +30,7 @@ from rlightning.errors import (
 )
 from rlightning.types import EnvMeta
 from rlightning.utils.config import BufferConfig
-from rlightning.utils.memory import MemoryPool
+from rlightning.utils.memory import MemoryPool, memory_limit
 from rlightning.utils.waiting import wait_within
 
 PRODUCER_SILENT = "PRODUCER_SILENT"
@@ -76,6 +78,16 @@ class Taken:
     def columns(self) -> dict[str, Any]:
         """Returns the columns; for a rollout as `Rollout.columns` does, from any thread."""
         return dict(self.sample) if self.rollout is None else self.rollout.columns()
+
+
+def shard_config(config: BufferConfig) -> BufferConfig:
+    """Returns what a server of one shard makes of a configuration that names all of them."""
+    own = config.model_copy(deep=True)
+    check_config(own, own.max_bytes or memory_limit() // MEMORY_SHARE)
+    own.storage.type = "unified"
+    own.storage.num_shards, own.storage.addresses, own.storage.nodes = None, [], {}
+    own.node_affinity_env = own.node_affinity_train = False
+    return own
 
 
 class BufferTable:
@@ -137,6 +149,7 @@ class BufferTable:
         now = time.monotonic_ns()
         stats: dict[str, Any] = {
             **self.buffer.counters.to_dict(),
+            "transitions": self.buffer.num_transitions(),
             "producers": {
                 env_id: {
                     "writer_id": producer.writer_id,
@@ -261,6 +274,8 @@ class BufferTable:
                 self.transit.give_back(needed)
                 return None
             columns, metadata = joined(batch)
+            if isinstance(buffer.sampler, PrioritisedSampler):  # for who merges several servers'
+                metadata["weight_scale"] = buffer.sampler.scale
             leaves = list(iter_arrays(columns))
             nbytes = sum(leaf.nbytes for leaf in leaves)
             taken = Taken(columns["reward"].size, metadata, None, columns, nbytes)

@@ -114,6 +114,11 @@ class InsertClient:
         """Address of the server."""
         return self._channel.address
 
+    @property
+    def unacked(self) -> int:
+        """Messages that the server has not acked."""
+        return len(self._window)
+
     async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Opens the session. May be called again after it failed.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from rlightning.buffer.buffer_table import BufferTable, Taken
+from rlightning.buffer.buffer_table import BufferTable, Taken, shard_config
 from rlightning.buffer.pipeline import Item
 from rlightning.errors import ConfigError, ReplayError
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
@@ -23,7 +23,7 @@ class LocalBuffer:
     """
 
     def __init__(self, config: BufferConfig) -> None:
-        self.table = BufferTable("default", config)
+        self.table = BufferTable("default", shard_config(config))
         self._lent: Taken | None = None
         self._batches = 0
 

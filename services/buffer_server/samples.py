@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -45,7 +46,7 @@ class Learner:
         table: What it samples.
         batch_size: Transitions in a batch; 0 for whole rollouts.
         where: What a transition must be to be in a batch; None for anything.
-        credits: Batches that may still be sent.
+        credits: Batches that may still be sent: how many transitions each has, 0 for `batch_size`.
         credited: Set when there are credits.
         unacked: Batches that leave the buffer with their ack, by number.
         sending: Sends batches; None before the first credit of a stream.
@@ -57,7 +58,7 @@ class Learner:
     table: BufferTable
     batch_size: int
     where: Where | None = None
-    credits: int = 0
+    credits: deque[int] = field(default_factory=deque)
     credited: asyncio.Event = field(default_factory=asyncio.Event)
     unacked: dict[int, _Sent] = field(default_factory=dict)
     sending: asyncio.Task[None] | None = None
@@ -163,7 +164,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             learner.sending.cancel()
             await asyncio.wait({learner.sending})
             learner.sending = None
-        learner.credits = 0
+        learner.credits.clear()
         learner.present = False
         if resumable:
             loop = asyncio.get_running_loop()
@@ -194,9 +195,15 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         body = message.WhichOneof("body")
         learner: Learner = session.state
         if body == "credit":
-            learner.credits += message.credit.batches
-            if not 0 <= learner.credits <= _MAX_CREDITS or message.credit.batches < 0:
+            batches, size = message.credit.batches, message.credit.batch_size
+            if not 0 <= batches <= _MAX_CREDITS - len(learner.credits):
                 raise InvalidRequestError(f"credits: expected 0 to {_MAX_CREDITS} in all")
+            if size < 0 or (size and learner.table.serves_rollouts):
+                raise InvalidRequestError(
+                    f"credit.batch_size {size}: expected 0, or of a table that does not send "
+                    "rollouts a number of transitions"
+                )
+            learner.credits.extend([size] * batches)
             learner.credited.set()
             if learner.sending is None:
                 learner.sending = asyncio.create_task(self._send_batches(learner, session))
@@ -215,11 +222,11 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         for batch_id, sent in tuple(learner.unacked.items()):
             await self._send(session, batch_id, await self._encoded(batch_id, sent))
         while True:
-            while learner.credits < 1:
+            while not learner.credits:
                 learner.credited.clear()
                 await learner.credited.wait()
             taken = await self._next(learner, session)
-            learner.credits -= 1
+            learner.credits.popleft()
             sent = _Sent(taken)
             if taken.rollout is None:
                 batch_id = next(self._numbers)
@@ -235,7 +242,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         while True:
             try:
                 return await learner.table.next(
-                    batch_size=learner.batch_size or None,
+                    batch_size=learner.credits[0] or learner.batch_size or None,
                     where=learner.where,
                     patience_s=patience_s,
                 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.buffer_table import BufferTable, shard_config
 from rlightning.buffer.parts import joined
 from rlightning.buffer.remote_buffer import SERVICE
 from rlightning.errors import (
@@ -59,7 +59,7 @@ class BufferService:
     def __init__(self, config: MainConfig) -> None:
         rpc = config.services.buffer.rpc
         self._storage_id = uuid.uuid4().hex
-        self._tables = {DEFAULT_TABLE: BufferTable(DEFAULT_TABLE, config.buffer)}
+        self._tables = {DEFAULT_TABLE: BufferTable(DEFAULT_TABLE, shard_config(config.buffer))}
         self._insert = InsertHandler(self._tables, self._storage_id)
         self._sample = SampleHandler(
             self._tables,

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
+from rlightning.buffer.arguments import make_table
 from rlightning.buffer.remote_buffer import InsertClient
 from rlightning.env.env_server import AttachedGroup
 from rlightning.env.hosting import HostedGroup
@@ -59,7 +60,10 @@ class Driver:
         self._config = config
         self._control = control
         self._on_failure = on_failure
-        self._actors = [_Actor(config, group, control) for group in groups]
+        self._table = make_table(config.buffer)
+        self._actors = [
+            _Actor(config, group, control, self._buffer_of(group.env_id)) for group in groups
+        ]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
         self._farewells: dict[asyncio.Task[None], _Actor] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -71,9 +75,19 @@ class Driver:
 
     def attach(self, group: AttachedGroup) -> None:
         """Starts the actor of a client's env; returns at once."""
-        actor = _Actor(self._config, group, self._control.branch())
+        address = self._buffer_of(group.env_id)
+        actor = _Actor(self._config, group, self._control.branch(), address)
         group.store = actor.store
         self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
+
+    def _buffer_of(self, env_id: str) -> str:
+        """Returns the address of the buffer server that stores the rows of a group."""
+        addresses = self._config.buffer_addresses
+        if len(addresses) == 1:
+            return addresses[0]
+        if self._config.buffer.node_affinity_env:  # then the groups of a worker stay together
+            env_id = env_id.rpartition("-")[0] or env_id
+        return addresses[self._table.get_storage_idx_for_env(env_id)]
 
     def detach(self, group: AttachedGroup) -> None:
         """Ends the actor of a client that has left, once what came of it is stored."""
@@ -206,7 +220,11 @@ class _Actor:
     """The actor of one group and its clients."""
 
     def __init__(
-        self, config: MainConfig, group: HostedGroup | AttachedGroup, control: ActorControl
+        self,
+        config: MainConfig,
+        group: HostedGroup | AttachedGroup,
+        control: ActorControl,
+        buffer_address: str,
     ) -> None:
         services = config.services
         # New per process: a server takes the group of a restarted process for another client.
@@ -222,7 +240,7 @@ class _Actor:
             auth=services.policy.auth,
         )
         self.buffer = InsertClient(
-            services.buffer.dial_address,
+            buffer_address,
             spec=group.meta,
             writer_id=client_id,
             window_messages=_window(config.buffer),

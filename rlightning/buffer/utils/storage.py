@@ -12,6 +12,7 @@ from rlightning.buffer.checks import CheckedStep, Schema
 from rlightning.buffer.columns import Counters
 from rlightning.buffer.episodes import EpisodeGroup, by_env
 from rlightning.buffer.pipeline import Item, Pipeline
+from rlightning.buffer.utils.compressed import Codec
 from rlightning.buffer.utils.container import DataContainer, Mode, Removal, Unit
 from rlightning.buffer.utils.indexing import Index, Indices
 from rlightning.buffer.utils.layout import Layout, as_array, iter_arrays, map_arrays
@@ -61,6 +62,7 @@ class Storage:
         auto_truncate_episode: Whether an episode is stored once the env has ended it.
         frame_stack: The axis of frames by path of the array, as of `Observations`.
         removal: What `circular` overwrites, as of `DataContainer`.
+        compression: How to compress arrays of the observation, as of `Observations`.
         columns: Which of `ts_observed_ns` and `action_age` are stored too.
         max_bytes: Memory that all transitions may take, in bytes; None: a third of the machine's.
 
@@ -92,11 +94,18 @@ class Storage:
         *,
         frame_stack: Mapping[str, int] | None = None,
         removal: Removal = "fifo",
+        compression: Mapping[str, Codec] | None = None,
         columns: Collection[str] = (),
         max_bytes: int | None = None,
     ) -> None:
         self.container = DataContainer(
-            capacity, mode, unit, device, frame_stack=frame_stack, removal=removal
+            capacity,
+            mode,
+            unit,
+            device,
+            frame_stack=frame_stack,
+            removal=removal,
+            compression=compression,
         )
         self._pipeline = Pipeline(
             obs_preprocessor,
@@ -148,20 +157,22 @@ class Storage:
         """Returns copies of all transitions; {} if none ever was stored."""
         return self.container.get_data()
 
-    def read_rows(self, indices: Indices, length: int = 1) -> Any:
+    def read_rows(self, indices: Indices, length: int = 1, out: Any = None) -> Any:
         """Returns copies of what a sampler chose.
 
         Args:
             indices: Positions of transitions or episodes.
             length: How many consecutive transitions begin at each; leaves are [n, length, ...] if
                 it is more than one.
+            out: What an earlier call returned, to be written anew where it fits in shape; episodes
+                are always new.
         """
         container = self.container
         if container.unit == "episode":
             return container.read(indices)
         if length == 1:
-            return container.read_slots(container.slots_of(indices))
-        return container.read_slots(container.following(indices, length))
+            return container.read_slots(container.slots_of(indices), out)
+        return container.read_slots(container.following(indices, length), out)
 
     def clear(self) -> None:
         """Drops what is stored; open episodes stay."""
@@ -209,7 +220,9 @@ class Storage:
         if num_envs == 1:
             self.container.push(episode)
             return
-        columns = map_arrays(lambda leaf: as_array(leaf, "episode"), dict(episode.items()))
+        columns = map_arrays(
+            lambda leaf: as_array(leaf, "episode", text=True), dict(episode.items())
+        )
         for leaf in iter_arrays(columns):
             if leaf.ndim < 2 or leaf.shape[1] != num_envs:
                 raise InvalidRowError(
@@ -350,7 +363,9 @@ class Storage:
         length, row_bytes = group.length_with(steps), group.row_bytes(schema)
         needed = group.nbytes_with(schema, length)
         others = sum(other.nbytes for other in self._alive() if other is not group)
-        stored = self._storage_bytes(row_bytes, None if schema is None else schema.observation)
+        stored = self._storage_bytes(row_bytes, None)
+        if schema is not None:
+            stored = self._storage_bytes(row_bytes - schema.text_bytes, schema.observation)
         if needed + others + stored > self.max_bytes:
             rows = group.rows if schema is None else schema.rows
             raise StorageFullError(
