@@ -166,13 +166,13 @@ class RemoteBackend:
         policy, env, buffers = await asyncio.gather(
             self._policy.describe(timeout_s=_LOOK_TIMEOUT_S),
             self._describe_env(),
-            asyncio.gather(*(one.describe(timeout_s=_LOOK_TIMEOUT_S) for one in self._buffers)),
+            asyncio.gather(*map(self._stats_of, self._buffers)),
         )
         self._cursor = env.episode_cursor
         latencies = dict(find_latencies(env.stats, "env."))
         shards = {
-            "buffer." if len(buffers) == 1 else f"buffer-{i}.": buffer.stats
-            for i, buffer in enumerate(buffers)
+            "buffer." if len(buffers) == 1 else f"buffer-{i}.": stats
+            for i, stats in enumerate(buffers)
         }
         for prefix, stats in {"policy.": policy.stats, **shards}.items():
             for name, summary in find_latencies(stats, prefix):
@@ -185,6 +185,14 @@ class RemoteBackend:
             policy_version=policy.policy_version,
             latencies=latencies,
         )
+
+    async def _stats_of(self, buffer: BufferClient) -> Mapping[str, Any]:
+        try:
+            return (await buffer.describe(timeout_s=_LOOK_TIMEOUT_S)).stats
+        except (UnavailableError, DeadlineExceededError):
+            if len(self._buffers) == 1:
+                raise
+            return {}  # one of several, which the learner may do without
 
     def check(self) -> None:
         """Raises when a service is gone for good."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
+from rlightning.errors import ConfigError
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.rpc import check_address
 from rlightning.utils.config.services import ServicesConfig
@@ -535,6 +536,8 @@ class MainConfig(Config):
         """Where the buffer servers are dialled: one, or one for each shard.
 
         Raises:
-            ConfigError: No port is named.
+            ConfigError: No port is named, or no server of sharded storage.
         """
+        if self.buffer.storage.type == "sharded" and not self.buffer.storage.addresses:
+            raise ConfigError("no buffer server to dial: buffer.storage.addresses is empty")
         return self.buffer.storage.addresses or [self.services.buffer.dial_address]
