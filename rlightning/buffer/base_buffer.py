@@ -30,6 +30,7 @@ from rlightning.buffer.sampling import (
 from rlightning.buffer.utils.indexing import as_index
 from rlightning.buffer.utils.storage import MEMORY_SHARE, Prepared, Storage, env_id_of
 from rlightning.buffer.utils.table import EpisodeTable
+from rlightning.buffer.utils.tensordicts import tensordict_of
 from rlightning.buffer.utils.utils import (
     default_env_ret_preprocess_fn,
     default_obs_preprocessor,
@@ -439,16 +440,18 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
 
     # Getting and sampling.
 
-    def get(self, item: Any) -> Any:
+    def get(self, item: Any, *, as_tensordict: bool = False) -> Any:
         """Returns stored transitions or episodes, copied; see `DataContainer.read`.
 
         Args:
             item: An index, a sequence, array or tensor of indices, or a dict with `storage_idx` and
                 `indices`; negative indices count from the end of what is stored.
+            as_tensordict: Return TensorDicts over the same memory, see `tensordict_of`.
 
         Raises:
             TypeError: Another kind of item.
             IndexError: Nothing is stored there.
+            ImportError: A TensorDict is wanted, and the extra `tensordict` is not installed.
         """
         begun = time.perf_counter()
         index = 0
@@ -456,7 +459,7 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             index, item = item["storage_idx"], item["indices"]
         data = self._get_storage(index).read(as_index(item))
         self.timing_raw.record("get", time.perf_counter() - begun)
-        return data
+        return _tensordicts(data) if as_tensordict else data
 
     def __getitem__(self, item: Any) -> Any:
         """Returns stored transitions; a tuple is (storage index, what `get` takes)."""
@@ -464,15 +467,21 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             return self.get({"storage_idx": item[0], "indices": item[1]})
         return self.get(item)
 
-    def get_all(self) -> dict[Any, Any]:
+    def get_all(self, *, as_tensordict: bool = False) -> Any:
         """Returns copies of all stored transitions; {} if none ever was stored.
 
         Of several storages a dict of that, by index.
+
+        Args:
+            as_tensordict: Return TensorDicts over the same memory, see `tensordict_of`.
+
+        Raises:
+            ImportError: A TensorDict is wanted, and the extra `tensordict` is not installed.
         """
+        convert = _tensordicts if as_tensordict else _unchanged
         if len(self.storages) > 1:
-            return {index: storage.get_data() for index, storage in self.storages.items()}
-        data: dict[Any, Any] = self._get_storage().get_data()
-        return data
+            return {i: convert(storage.get_data()) for i, storage in self.storages.items()}
+        return convert(self._get_storage().get_data())
 
     def sample(
         self,
@@ -570,3 +579,11 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             return self.storages[index]
         except KeyError:
             raise IndexError(f"storage {index} of {len(self.storages)}") from None
+
+
+def _tensordicts(data: Any) -> Any:
+    return [tensordict_of(one) for one in data] if isinstance(data, list) else tensordict_of(data)
+
+
+def _unchanged(data: Any) -> Any:
+    return data

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlightning.buffer.arguments import check_config
 from rlightning.buffer.base_buffer import DataBuffer
+from rlightning.buffer.batch_memory import BatchMemory
 from rlightning.buffer.builder import build_data_buffer
 from rlightning.buffer.parts import joined
 from rlightning.buffer.pipeline import Item
@@ -24,6 +25,7 @@ from rlightning.errors import (
     BufferEmptyError,
     DeadlineExceededError,
     InvalidRequestError,
+    InvalidRowError,
     ResourceExhaustedError,
     StorageFullError,
     UnavailableError,
@@ -67,13 +69,15 @@ class Taken:
         rollout: The rollout that it is; None if it is a sample, and its rows stay where they are.
         sample: The columns of a sample.
         nbytes: Size of the columns in bytes.
+        rows: How many units of a sample were asked for, if its arrays may be used again.
     """
 
     transitions: int
     metadata: Mapping[str, Any]
     rollout: Rollout | None = None
-    sample: Mapping[str, Any] = field(default_factory=dict)
+    sample: dict[str, Any] = field(default_factory=dict)
     nbytes: int = 0
+    rows: int = 0
 
     def columns(self) -> dict[str, Any]:
         """Returns the columns; for a rollout as `Rollout.columns` does, from any thread."""
@@ -113,6 +117,7 @@ class BufferTable:
         self.buffer.init()
         self.sampled_total = 0
         self.transit = MemoryPool(self.buffer.max_bytes // 2)
+        self._memory = BatchMemory(self.buffer.max_bytes // 8)
         self._timeout_ns = int(config.producer_timeout_s * 1e9)
         self._producers: dict[str, Producer] = {}
         # Who wrote last when nobody does any more.
@@ -269,7 +274,7 @@ class BufferTable:
             if not self.transit.take(needed):
                 return None
             try:
-                (batch,) = buffer.sample(batch_size, where=where)
+                batch = self._drawn(batch_size, where)
             except BufferEmptyError:  # nothing is long enough for a sequence yet
                 self.transit.give_back(needed)
                 return None
@@ -278,10 +283,27 @@ class BufferTable:
                 metadata["weight_scale"] = buffer.sampler.scale
             leaves = list(iter_arrays(columns))
             nbytes = sum(leaf.nbytes for leaf in leaves)
-            taken = Taken(columns["reward"].size, metadata, None, columns, nbytes)
+            rows = batch_size or 0 if buffer.config.storage.unit == "transition" else 0
+            taken = Taken(columns["reward"].size, metadata, None, columns, nbytes, rows)
             weakref.finalize(taken, self._sent, needed).atexit = False
         self.sampled_total += taken.transitions
         return taken
+
+    def _drawn(self, batch_size: int | None, where: Where | None) -> Any:
+        """Draws a sample, into memory that was used before if there is some."""
+        memory = self._memory.take(batch_size or 0)
+        if memory is not None:
+            try:
+                return self.buffer.sample(batch_size, where=where, out=[memory])[0]
+            except InvalidRowError:
+                pass  # what is stored looks otherwise now
+        return self.buffer.sample(batch_size, where=where)[0]
+
+    def copied(self, taken: Taken) -> None:
+        """Takes note that the columns of a batch were copied: a sample's are written anew."""
+        if taken.rows:
+            self._memory.give_back(taken.rows, dict(taken.sample))
+            taken.sample.clear()
 
     def _available(self, where: Where | None) -> int:
         """Returns how many units a batch can be drawn from."""

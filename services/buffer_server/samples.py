@@ -220,7 +220,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
     async def _send_batches(self, learner: Learner, session: Session) -> None:
         for batch_id, sent in tuple(learner.unacked.items()):
-            await self._send(session, batch_id, await self._encoded(batch_id, sent))
+            await self._send(session, batch_id, await self._encoded(batch_id, sent, learner.table))
         while True:
             while not learner.credits:
                 learner.credited.clear()
@@ -233,7 +233,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             else:  # the same for every learner and session, so that no ack can mean another one
                 batch_id = taken.rollout.index + 1
                 learner.unacked[batch_id] = sent  # first of all, so that it cannot be lost
-            await self._send(session, batch_id, await self._encoded(batch_id, sent))
+            await self._send(session, batch_id, await self._encoded(batch_id, sent, learner.table))
             self.batches_total += 1
 
     async def _next(self, learner: Learner, session: Session) -> Taken:
@@ -253,7 +253,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
                 await session.send(response)
                 patience_s = self._producer_timeout_s
 
-    async def _encoded(self, batch_id: int, sent: _Sent) -> bytes:
+    async def _encoded(self, batch_id: int, sent: _Sent, table: BufferTable) -> bytes:
         """Returns the encoded batch, the same bytes every time."""
         if not sent.data:
             begun = time.perf_counter()
@@ -261,6 +261,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
                 sent.data = _encode(batch_id, sent.taken)
             else:
                 sent.data = await asyncio.to_thread(_encode, batch_id, sent.taken)
+            table.copied(sent.taken)
             self.latency.record("encode", time.perf_counter() - begun)
         return sent.data
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rlightning.buffer.utils.layout import Array, Leaf
-from rlightning.errors import ConfigError
 
-Codec = Literal["zlib", "lz4"]
+Codec = Literal["zlib"]
 
 # The level that costs least: higher ones gain a few percent on images for several times the work.
 _ZLIB_LEVEL = 1
 _BLOB_BYTES = 33 + 8  # of a bytes object beside what it holds, and of the reference to it
-
-
-class _Functions(NamedTuple):
-    compress: Callable[[Any], bytes]
-    decompress: Callable[[bytes], Any]
 
 
 class CompressedRows:
@@ -32,18 +26,10 @@ class CompressedRows:
     Args:
         capacity: Number of rows.
         leaf: What one row looks like.
-        codec: How to compress.
-
-    Attributes:
-        nbytes: Memory of the rows, in bytes.
-
-    Raises:
-        ConfigError: The library of the codec is not installed.
     """
 
-    def __init__(self, capacity: int, leaf: Leaf, codec: Codec) -> None:
+    def __init__(self, capacity: int, leaf: Leaf) -> None:
         self._leaf = leaf
-        self._functions = _functions(codec)
         self._rows: list[bytes | None] = [None] * capacity
         self._held_bytes = 0
 
@@ -60,9 +46,9 @@ class CompressedRows:
     def __setitem__(self, where: slice | npt.NDArray[np.intp], arrays: Array) -> None:
         """Compresses rows into slots."""
         slots = range(where.start, where.stop) if isinstance(where, slice) else where.tolist()
-        compress, rows = self._functions.compress, self._rows
+        rows = self._rows
         for slot, array in zip(slots, arrays, strict=True):
-            blob = compress(np.ascontiguousarray(array).view(np.ndarray).reshape(-1).view(np.uint8))
+            blob = zlib.compress(np.ascontiguousarray(array).view(np.ndarray).data, _ZLIB_LEVEL)
             before = rows[slot]
             self._held_bytes += len(blob) - (len(before) if before is not None else -_BLOB_BYTES)
             rows[slot] = blob
@@ -75,7 +61,7 @@ class CompressedRows:
         mode: str = "wrap",
     ) -> Array:
         """Returns rows [n, *shape] by slot, which counts around the end."""
-        leaf, decompress, rows = self._leaf, self._functions.decompress, self._rows
+        leaf, rows = self._leaf, self._rows
         slots = np.asarray(slots) % len(rows)
         if out is None:
             out = np.empty((len(slots), *leaf.shape), leaf.dtype)
@@ -88,19 +74,6 @@ class CompressedRows:
             if blob is None:
                 out[i] = 0
             else:
-                out[i] = np.frombuffer(decompress(blob), leaf.dtype).reshape(leaf.shape)
+                out[i] = np.frombuffer(zlib.decompress(blob), leaf.dtype).reshape(leaf.shape)
             known[slot] = i
         return out
-
-
-def _functions(codec: Codec) -> _Functions:
-    if codec == "zlib":
-        return _Functions(lambda data: zlib.compress(data, _ZLIB_LEVEL), zlib.decompress)
-    try:
-        from lz4 import block  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise ConfigError(
-            "storage.compression: 'lz4' needs the extra 'compression': "
-            "pip install 'rlightning[compression]'"
-        ) from None
-    return _Functions(block.compress, block.decompress)

@@ -106,7 +106,7 @@ class Observations:
             stored[stack.leaf] = Leaf(leaf.path, leaf.dtype, shape, leaf.bfloat16)
         codecs = _codecs(layout, compression or {})
         self._ring: list[Any] = [
-            CompressedRows(capacity, leaf, codecs[i])
+            CompressedRows(capacity, leaf)
             if i in codecs
             else np.zeros((capacity, *leaf.shape), leaf.dtype)
             for i, leaf in enumerate(stored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlightning.buffer.arguments import log_durations
 from rlightning.buffer.assembly import Group
@@ -16,6 +16,7 @@ from rlightning.buffer.utils.compressed import Codec
 from rlightning.buffer.utils.container import DataContainer, Mode, Removal, Unit
 from rlightning.buffer.utils.indexing import Index, Indices
 from rlightning.buffer.utils.layout import Layout, as_array, iter_arrays, map_arrays
+from rlightning.buffer.utils.tensordicts import tensordict_of
 from rlightning.buffer.utils.utils import (
     default_env_ret_preprocess_fn,
     default_obs_preprocessor,
@@ -28,6 +29,11 @@ from rlightning.errors import InvalidRowError, ReplayError, StorageFullError
 from rlightning.latency import LatencyStats
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.memory import memory_limit
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+_ALL = slice(None)
 
 # Without `buffer.max_bytes` a buffer takes this part of the memory: what is on its way takes up to
 # as much again, and others need some too.
@@ -363,9 +369,9 @@ class Storage:
         length, row_bytes = group.length_with(steps), group.row_bytes(schema)
         needed = group.nbytes_with(schema, length)
         others = sum(other.nbytes for other in self._alive() if other is not group)
-        stored = self._storage_bytes(row_bytes, None)
-        if schema is not None:
-            stored = self._storage_bytes(row_bytes - schema.text_bytes, schema.observation)
+        texts = 0 if schema is None else schema.text_bytes
+        observation = group.declared if schema is None else schema.observation
+        stored = self._storage_bytes(row_bytes - texts, observation)
         if needed + others + stored > self.max_bytes:
             rows = group.rows if schema is None else schema.rows
             raise StorageFullError(
@@ -433,6 +439,14 @@ class BufferView:
 
     def __getitem__(self, index: Index) -> Any:
         return self._data.read(index)
+
+    def tensordict(self, index: Index = _ALL) -> TensorDict:
+        """Returns what is stored as `tensordict_of` does.
+
+        Args:
+            index: As of `DataContainer.read`; default: everything.
+        """
+        return tensordict_of(self._data.read(index))
 
     @property
     def capacity(self) -> int:

@@ -102,7 +102,7 @@ class StorageConfig(Config):
         removal: What a full `circular` storage overwrites: the oldest transitions (`fifo`), the
             newest (`lifo`), or those of the lowest priority (`priority`).
         compression: Arrays of the observation whose rows are kept compressed, by path as in
-            `frame_stack`, and how: `zlib`, or `lz4` with the extra `compression`. None by default.
+            `frame_stack`, and how. None by default.
         num_shards: Of `sharded`: storages in this process, each of `capacity`.
         addresses: Of `sharded`: the buffer servers, one for each shard; of `unified` at most one.
             None of them: storage in this process.
@@ -121,7 +121,7 @@ class StorageConfig(Config):
     device: Literal["cpu", "cuda"] = "cpu"
     frame_stack: dict[str, FrameStackConfig] = Field(default_factory=dict)
     removal: Literal["fifo", "lifo", "priority"] = "fifo"
-    compression: dict[str, Literal["zlib", "lz4"]] = Field(default_factory=dict)
+    compression: dict[str, Literal["zlib"]] = Field(default_factory=dict)
     num_shards: int | None = Field(default=None, ge=1)
     addresses: list[str] = Field(default_factory=list)
     split: Literal["proportional", "equal"] = "proportional"
