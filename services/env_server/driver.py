@@ -62,7 +62,8 @@ class Driver:
         self._on_failure = on_failure
         self._table = make_table(config.buffer)
         self._actors = [
-            _Actor(config, group, control, self._buffer_of(group.env_id)) for group in groups
+            _Actor(config, group, control, self.buffer_of(group.env_id, hosted=True))
+            for group in groups
         ]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
         self._farewells: dict[asyncio.Task[None], _Actor] = {}
@@ -75,18 +76,24 @@ class Driver:
 
     def attach(self, group: AttachedGroup) -> None:
         """Starts the actor of a client's env; returns at once."""
-        address = self._buffer_of(group.env_id)
+        address = self.buffer_of(group.env_id)
         actor = _Actor(self._config, group, self._control.branch(), address)
         group.store = actor.store
         self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
 
-    def _buffer_of(self, env_id: str) -> str:
-        """Returns the address of the buffer server that stores the rows of a group."""
+    def buffer_of(self, env_id: str, *, hosted: bool = False) -> str:
+        """Returns the address of the buffer server that stores the rows of a group.
+
+        Args:
+            env_id: Id of the group.
+            hosted: Whether it is one of several groups of a worker, `NAME-WORKER-GROUP`; with node
+                affinity they stay together.
+        """
         addresses = self._config.buffer_addresses
         if len(addresses) == 1:
             return addresses[0]
-        if self._config.buffer.node_affinity_env:  # then the groups of a worker stay together
-            env_id = env_id.rpartition("-")[0] or env_id
+        if hosted and self._config.buffer.node_affinity_env:
+            env_id = env_id.rpartition("-")[0]
         return addresses[self._table.get_storage_idx_for_env(env_id)]
 
     def detach(self, group: AttachedGroup) -> None:

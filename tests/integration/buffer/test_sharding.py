@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlightning.actor import ActorControl
 from rlightning.buffer import BufferConfig, ReplayBuffer, RolloutBuffer, SamplerConfig
 from rlightning.buffer.remote_buffer import InsertClient
 from rlightning.buffer.sharded_client import ShardedSampleClient
 from rlightning.buffer.shards import unpack
 from rlightning.errors import DeadlineExceededError, ReplayError, UnavailableError
+from rlightning.services.env_server.driver import Driver
 from rlightning.testing.waiting import assert_eventually, wait_until
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
+from rlightning.utils.config import MainConfig
 from tests.integration.buffer.harness import (
     FAST,
     act,
@@ -147,6 +150,26 @@ def test_functions_do_not_travel() -> None:
     buffer = ReplayBuffer(over("127.0.0.1:1", "127.0.0.1:2"), obs_preprocessor=lambda one: one)
     with pytest.raises(ValueError, match="obs_preprocessor: functions do not travel"):
         buffer.init()
+
+
+@pytest.mark.parametrize(
+    ("affinity", "chosen"),
+    [(False, ["a:1", "b:1", "a:1", "b:1"]), (True, ["b:1", "b:1", "a:1", "a:1"])],
+)
+def test_groups_of_an_env_server_are_dealt_out(affinity: bool, chosen: list[str]) -> None:
+    nodes = {"one": {"buffer": [1], "env": [0]}, "two": {"buffer": [0], "env": [1]}}
+    config = MainConfig(
+        buffer=BufferConfig(
+            type="ReplayBuffer",
+            capacity=10,
+            node_affinity_env=affinity,
+            storage=storage("a:1", "b:1", nodes=nodes),  # type: ignore[arg-type]
+        )
+    )
+    driver = Driver(config, [], ActorControl(), on_failure=lambda error: None)
+    groups = [f"arm-{worker}-{group}" for worker in range(2) for group in range(2)]
+    assert [driver.buffer_of(group, hosted=True) for group in groups] == chosen
+    assert [driver.buffer_of(group, hosted=True) for group in groups] == chosen
 
 
 @asynccontextmanager
