@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -44,6 +45,8 @@ from rlightning.utils.config import BufferConfig, ClientAuthConfig, RpcConfig
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+_PAUSE_S = 0.1
 
 _DEFAULTS = (
     None,
@@ -202,8 +205,15 @@ class RemoteStorage:
         return stats
 
     def _describe(self) -> BufferStatus | None:
+        deadline = time.monotonic() + self._timeout_s
         try:
-            return self._run(self._described())
+            while True:
+                try:
+                    return self._run(self._described())
+                except UnavailableError:
+                    if self._skips or time.monotonic() > deadline:
+                        raise
+                    time.sleep(_PAUSE_S)  # it may be about to start
         except (UnavailableError, DeadlineExceededError) as error:
             if not self._skips:
                 raise

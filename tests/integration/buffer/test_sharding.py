@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -61,6 +62,8 @@ def processes(tmp_path: Path) -> Iterator[list[Any]]:
     try:
         for server, _ in servers:
             server.start()
+        for server, _ in servers:
+            server.address(60)
         yield servers
     finally:
         for server, _ in servers:
@@ -178,12 +181,17 @@ async def learner(config: BufferConfig, **given: Any) -> AsyncIterator[ShardedSa
         yield client
 
 
+async def drain(client: ShardedSampleClient) -> None:
+    for _ in range(3):
+        await client.next_batch(30)
+
+
 async def collect(*addresses: str, steps: int = 20) -> list[ScriptedEnv]:
     envs = [ScriptedEnv(2, ends, f"at-{i}") for i in range(len(addresses))]
     for env, address in zip(envs, addresses, strict=True):
         async with inserting(address, env.meta) as client:
             await act(client, env, steps)
-            await client.flush(5)
+            await client.flush(30)
     return envs
 
 
@@ -194,31 +202,32 @@ async def test_a_server_that_is_killed_is_sampled_around_and_takes_part_again(
     await collect(first, second)
     config = over(first, second, missing_shards="skip")
     async with learner(config, batch_size=20) as client:
-        batch = await client.next_batch(10)
+        batch = await client.next_batch(30)
         assert check_transitions(batch.columns) == 20
         assert batch.metadata["shards"].keys() == {first, second}
         assert batch.metadata["missing"] == {}
 
         victim.kill()
-        await assert_eventually(lambda: second in client.missing, timeout_s=10)
+        await assert_eventually(lambda: second in client.missing, timeout_s=60)
         for _ in range(3):  # the first may have been on its way
-            batch = await client.next_batch(10)
+            batch = await client.next_batch(30)
             assert check_transitions(batch.columns) == 20
         assert batch.metadata["shards"] == {first: 20}
         assert batch.metadata["missing"][second] >= 0.3
 
         victim.start()
+        await asyncio.to_thread(victim.address, 60)
         async with inserting(second, ScriptedEnv(2, ends, "again").meta) as writer:
             await act(writer, ScriptedEnv(2, ends, "again"), 20)
-            await writer.flush(5)
+            await writer.flush(30)
         async with asking(second) as other:
             assert (await other.describe()).tables["default"].size == 40
 
         async def takes_part() -> bool:
-            metadata = (await client.next_batch(10)).metadata
+            metadata = (await client.next_batch(30)).metadata
             return second in metadata["shards"] and not metadata["missing"]
 
-        await assert_eventually(takes_part, timeout_s=20)
+        await assert_eventually(takes_part, timeout_s=60)
 
 
 async def test_a_server_that_is_away_is_an_error_unless_it_may_be_left_out(
@@ -227,19 +236,19 @@ async def test_a_server_that_is_away_is_an_error_unless_it_may_be_left_out(
     (_, first), (victim, second) = processes
     await collect(first, second)
     async with learner(over(first, second), batch_size=20) as client:
-        await client.next_batch(10)
+        await client.next_batch(30)
         victim.kill()
-        await assert_eventually(lambda: second in client.missing, timeout_s=10)
+        await assert_eventually(lambda: second in client.missing, timeout_s=60)
         said = rf"shard 1, the buffer server at {second}, is away since \d{{4}}-\d\d-\d\d .*\d s\)"
-        await client.next_batch(10)  # it was on its way
         with pytest.raises(UnavailableError, match=said) as raised:
-            await client.next_batch(10)
+            await drain(client)  # the first may have been on its way
         assert raised.value.reason == "SHARD_MISSING"
         victim.start()
+        await asyncio.to_thread(victim.address, 60)
         await collect(second)
-        await assert_eventually(lambda: not client.missing, timeout_s=10)
+        await assert_eventually(lambda: not client.missing, timeout_s=60)
         for _ in range(3):
-            batch = await client.next_batch(10)
+            batch = await client.next_batch(30)
         assert check_transitions(batch.columns) == 20
 
 
@@ -253,7 +262,7 @@ async def test_starting_without_a_server() -> None:
         await client.close()
         config = over(buffers.address, absent, missing_shards="skip")
         async with learner(config, batch_size=4) as skipping:
-            batch = await skipping.next_batch(10)
+            batch = await skipping.next_batch(30)
             assert batch.metadata["shards"] == {buffers.address: 4}
             assert batch.metadata["missing"].keys() == {absent}
 
@@ -269,7 +278,7 @@ async def test_sizes_may_change_from_batch_to_batch() -> None:
             assert check_transitions(batch.columns) == size
         with pytest.raises(DeadlineExceededError):
             await client.next_batch(0.3, batch_size=10_000)
-        assert check_transitions((await client.next_batch(10)).columns) == 8
+        assert check_transitions((await client.next_batch(30)).columns) == 8
 
 
 async def test_rollouts_of_all_servers_lie_side_by_side() -> None:
@@ -301,6 +310,7 @@ async def test_rollouts_of_all_servers_lie_side_by_side() -> None:
 def test_a_rollout_buffer_takes_rollouts_of_servers(tmp_path: Path) -> None:
     server, address = buffer_process(tmp_path)
     server.start()
+    server.address(60)
     config = BufferConfig(
         type="RolloutBuffer",
         capacity=10_000,
@@ -315,7 +325,7 @@ def test_a_rollout_buffer_takes_rollouts_of_servers(tmp_path: Path) -> None:
         for _ in range(9):
             buffer.add_transition(env.env_id, env_ret, answer(env_ret))
             env_ret = env.step()
-        wait_until(lambda: buffer.size() >= 16, timeout_s=10)
+        wait_until(lambda: buffer.size() >= 16, timeout_s=60)
         (rollout,) = buffer.sample()
         assert rollout["reward"].shape == (8, 2)
         assert check_transitions(rollout) == 16
