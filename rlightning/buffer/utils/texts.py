@@ -60,11 +60,14 @@ class Texts:
         return len(self._ids) >= self._sweep_at
 
     def sweep(self, used: Iterable[Ids]) -> None:
-        """Drops all strings whose numbers are in none of the arrays."""
+        """Drops all strings whose numbers are in none of the arrays.
+
+        What was never written in them may be any number.
+        """
         alive = np.zeros(len(self._strings), np.bool_)
         alive[0] = True
         for ids in used:
-            alive[ids.reshape(-1)] = True
+            alive[ids[(ids >= 0) & (ids < len(alive))]] = True
         for string, number in list(self._ids.items()):
             if not alive[number]:
                 del self._ids[string]

@@ -178,6 +178,6 @@ def test_equal_texts_are_one() -> None:
     assert ids[0, 0] == ids[1, 0] != ids[0, 1]
     assert ids[1, 1] == 0
     assert texts.get(ids).tolist() == [["a", "b"], ["a", ""]]
-    texts.sweep([ids[:, :1]])
+    texts.sweep([ids[:, :1], np.array([2**30, -5], np.int32)])  # the last two were never written
     assert texts.put(np.array(["a"], object))[0] == ids[0, 0]
     assert len(texts) == 2
