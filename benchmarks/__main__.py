@@ -1,16 +1,17 @@
-"""`python -m benchmarks all|smoke|codec|buffer|act|demo`: prints Markdown tables; exits 1 when a smoke run is far off."""
+"""`python -m benchmarks all|smoke|codec|buffer|memory|act|demo`: prints Markdown tables; exits 1 when a smoke run is far off."""
 
 from __future__ import annotations
 
 import sys
 from datetime import datetime, timezone
 
-from benchmarks import act, bench_buffer, codec, demo
+from benchmarks import act, bench_buffer, bench_memory, codec, demo
 from benchmarks.harness import machine
 
 SUITES = {
     "codec": codec.measure,
     "buffer": bench_buffer.measure,
+    "memory": bench_memory.measure,
     "act": act.measure,
     "demo": demo.measure,
 }

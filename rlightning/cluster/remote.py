@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from rlightning.buffer.remote_buffer import BufferClient, SampleClient
+from rlightning.buffer.rendezvous import PRODUCER_SILENT
+from rlightning.buffer.sharded_client import SHARD_MISSING, ShardedSampleClient
 from rlightning.cluster.backend import ClusterState
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.progress import find_latencies
@@ -21,7 +23,7 @@ from rlightning.policy import PolicyClient, WeightPublisher
 from rlightning.policy.publisher import publish_timeout_s
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
-from rlightning.utils.config import ServiceConfig
+from rlightning.utils.config import MainConfig, ServiceConfig
 
 _T = TypeVar("_T")
 
@@ -32,6 +34,8 @@ _CHECK_EVERY_S = 0.5
 _CONNECT_S = 5.0
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.1
+# What a learner is told of, while a service is away, that everybody knows already.
+_FOLLOWS = (PRODUCER_SILENT, SHARD_MISSING)
 
 
 class RemoteBackend:
@@ -77,14 +81,14 @@ class RemoteBackend:
         services = self._launcher.config.services
         self._env = EnvClient(**dial(services.env))
         self._policy = PolicyClient(**dial(services.policy))
-        self._buffer = BufferClient(**dial(services.buffer))
-        self._samples = SampleClient(**dial(services.buffer))
+        self._buffers = buffer_clients(self._launcher.config)
+        self._samples = sample_client(self._launcher.config)
         self._publisher = WeightPublisher(self._policy)
         self._publisher.start()
 
     async def _close(self) -> None:
         await self._publisher.close()
-        clients = (self._samples, self._buffer, self._policy, self._env)
+        clients = (self._samples, *self._buffers, self._policy, self._env)
         await asyncio.gather(*(client.close() for client in clients))
 
     def env_metas(self) -> list[EnvMeta]:
@@ -101,7 +105,7 @@ class RemoteBackend:
             return None
         except UnavailableError as error:
             # While a service is away, producers are silent for a reason that people know of.
-            if error.reason == "PRODUCER_SILENT" and self._launcher.waiting:
+            if error.reason in _FOLLOWS and self._launcher.waiting:
                 return None
             raise
 
@@ -160,14 +164,18 @@ class RemoteBackend:
         return self._loop.run(self._observe())
 
     async def _observe(self) -> ClusterState:
-        policy, buffer, env = await asyncio.gather(
+        policy, env, buffers = await asyncio.gather(
             self._policy.describe(timeout_s=_LOOK_TIMEOUT_S),
-            self._buffer.describe(timeout_s=_LOOK_TIMEOUT_S),
             self._describe_env(),
+            asyncio.gather(*map(self._stats_of, self._buffers)),
         )
         self._cursor = env.episode_cursor
         latencies = dict(find_latencies(env.stats, "env."))
-        for prefix, stats in (("policy.", policy.stats), ("buffer.", buffer.stats)):
+        shards = {
+            "buffer." if len(buffers) == 1 else f"buffer-{i}.": stats
+            for i, stats in enumerate(buffers)
+        }
+        for prefix, stats in {"policy.": policy.stats, **shards}.items():
             for name, summary in find_latencies(stats, prefix):
                 # The env server knows the policy server's stages from its answers, too.
                 latencies.pop(name.replace(prefix, "env.", 1), None)
@@ -179,11 +187,38 @@ class RemoteBackend:
             latencies=latencies,
         )
 
+    async def _stats_of(self, buffer: BufferClient) -> Mapping[str, Any]:
+        try:
+            return (await buffer.describe(timeout_s=_LOOK_TIMEOUT_S)).stats
+        except (UnavailableError, DeadlineExceededError):
+            if len(self._buffers) == 1:
+                raise
+            return {}  # one of several, which the learner may do without
+
     def check(self) -> None:
         """Raises when a service is gone for good."""
         self._launcher.check()
 
 
+def buffer_clients(config: MainConfig) -> list[BufferClient]:
+    """Returns a client for each buffer server of a config."""
+    options = dial_options(config.services.buffer)
+    return [BufferClient(address, **options) for address in config.buffer_addresses]
+
+
+def sample_client(config: MainConfig) -> SampleClient | ShardedSampleClient:
+    """Returns what takes batches from the buffer server of a config, or from all of its shards."""
+    options = dial_options(config.services.buffer)
+    if config.buffer.storage.type == "sharded":
+        return ShardedSampleClient(config.buffer, **options)
+    return SampleClient(config.buffer_addresses[0], **options)
+
+
+def dial_options(service: ServiceConfig) -> dict[str, Any]:
+    """Returns the arguments with which a client dials a service, without its address."""
+    return {"rpc": service.rpc, "auth": service.auth}
+
+
 def dial(service: ServiceConfig) -> dict[str, Any]:
     """Returns the arguments with which a client dials a service."""
-    return {"address": service.dial_address, "rpc": service.rpc, "auth": service.auth}
+    return {"address": service.dial_address, **dial_options(service)}

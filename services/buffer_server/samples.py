@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from rlightning.buffer.feeds import Feed, MixedFeed, TableFeed
@@ -54,7 +54,7 @@ class Learner:
     Attributes:
         feed: What its batches come from.
         client_id: Who it is.
-        credits: Batches that may still be sent.
+        credits: Batches that may still be sent: how large each is, 0 for the size of the feed.
         credited: Set when there are credits.
         unacked: Batches that leave the buffer with their ack, by number.
         sending: Sends batches; None before the first credit of a stream.
@@ -65,7 +65,7 @@ class Learner:
 
     feed: Feed
     client_id: str
-    credits: int = 0
+    credits: deque[int] = field(default_factory=deque)
     credited: asyncio.Event = field(default_factory=asyncio.Event)
     unacked: dict[int, _Sent] = field(default_factory=dict)
     sending: asyncio.Task[None] | None = None
@@ -200,7 +200,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             learner.sending.cancel()
             await asyncio.wait({learner.sending})
             learner.sending = None
-        learner.credits = 0
+        learner.credits.clear()
         learner.present = False
         if resumable:
             loop = asyncio.get_running_loop()
@@ -248,9 +248,12 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         body = message.WhichOneof("body")
         learner: Learner = session.state
         if body == "credit":
-            learner.credits += message.credit.batches
-            if not 0 <= learner.credits <= _MAX_CREDITS or message.credit.batches < 0:
+            batches, size = message.credit.batches, message.credit.batch_size
+            if not 0 <= batches <= _MAX_CREDITS - len(learner.credits):
                 raise InvalidRequestError(f"credits: expected 0 to {_MAX_CREDITS} in all")
+            if size:
+                learner.feed.check(size)
+            learner.credits.extend([size] * batches)
             learner.credited.set()
             if learner.sending is None:
                 learner.sending = asyncio.create_task(self._send_batches(learner, session))
@@ -276,20 +279,20 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
     async def _send_batches(self, learner: Learner, session: Session) -> None:
         for batch_id, sent in tuple(learner.unacked.items()):
-            await self._send(session, batch_id, await self._encoded(batch_id, sent))
+            await self._send(session, batch_id, await self._encoded(batch_id, sent, learner.feed))
         while True:
-            while learner.credits < 1:
+            while not learner.credits:
                 learner.credited.clear()
                 await learner.credited.wait()
             taken = await self._next(learner, session)
-            learner.credits -= 1
+            learner.credits.popleft()
             sent = _Sent(taken)
             # Of a rollout the same for every learner and session, so that no ack can mean another.
             rollout = taken.rollout
             batch_id = next(self._numbers) if rollout is None else rollout.index + 1
             if taken.leaves:
                 learner.unacked[batch_id] = sent  # first of all, so that it cannot be lost
-            await self._send(session, batch_id, await self._encoded(batch_id, sent))
+            await self._send(session, batch_id, await self._encoded(batch_id, sent, learner.feed))
             self.batches_total += 1
 
     async def _next(self, learner: Learner, session: Session) -> Taken:
@@ -297,7 +300,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         patience_s = 0.0
         while True:
             try:
-                return await learner.feed.next(patience_s)
+                return await learner.feed.next(patience_s, batch_size=learner.credits[0])
             except (UnavailableError, PreconditionError) as error:
                 if isinstance(error, PreconditionError) and error.reason != BLOCKED:
                     raise
@@ -307,7 +310,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
                 await session.send(response)
                 patience_s = self._producer_timeout_s
 
-    async def _encoded(self, batch_id: int, sent: _Sent) -> bytes:
+    async def _encoded(self, batch_id: int, sent: _Sent, feed: Feed) -> bytes:
         """Returns the encoded batch, the same bytes every time."""
         if not sent.data:
             begun = time.perf_counter()
@@ -315,6 +318,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
                 sent.data = _encode(batch_id, sent.taken)
             else:
                 sent.data = await asyncio.to_thread(_encode, batch_id, sent.taken)
+            feed.copied(sent.taken)
             self.latency.record("encode", time.perf_counter() - begun)
         return sent.data
 

@@ -86,9 +86,12 @@ class EnvService:
         config, services = self._config, self._config.services
         if not config.env:
             raise ConfigError("env: no env is configured")
-        for name in ("policy", "buffer"):
+        for name, of in (
+            ("policy", lambda: services.policy.dial_address),
+            ("buffer", lambda: config.buffer_addresses),
+        ):
             try:
-                getattr(services, name).dial_address  # noqa: B018 - raises without an address
+                of()  # raises without an address
             except ConfigError as error:
                 raise ConfigError(f"services.{name}: {error}") from None
         self._groups = await host_envs(
