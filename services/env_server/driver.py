@@ -13,7 +13,8 @@ from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
 from rlightning.buffer.arguments import make_table
 from rlightning.buffer.remote_buffer import InsertClient, items_per_message
 from rlightning.buffer.routing import tables_of
-from rlightning.env.env_server import AttachedGroup
+from rlightning.env.attached import AttachedGroup
+from rlightning.env.control import Quorum
 from rlightning.env.hosting import HostedGroup
 from rlightning.errors import (
     AlreadyExistsError,
@@ -47,6 +48,7 @@ class Driver:
         config: Sections `services`, where they are, and `buffer`, how far actors may run ahead.
         groups: What is stepped; reset.
         control: Pauses and stops.
+        quorum: Nothing is stepped before it is reached.
         on_failure: Called with the error of an actor that gave up.
     """
 
@@ -56,14 +58,16 @@ class Driver:
         groups: list[HostedGroup],
         control: ActorControl,
         *,
+        quorum: Quorum,
         on_failure: Callable[[RLightningError], None],
     ) -> None:
         self._config = config
         self._control = control
+        self._quorum = quorum
         self._on_failure = on_failure
         self._table = make_table(config.buffer)
         self._actors = [
-            _Actor(config, group, control, self.buffer_of(group.env_id, hosted=True))
+            _Actor(config, group, control, quorum, self.buffer_of(group.env_id, hosted=True))
             for group in groups
         ]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
@@ -78,7 +82,7 @@ class Driver:
     def attach(self, group: AttachedGroup) -> None:
         """Starts the actor of a client's env; returns at once."""
         address = self.buffer_of(group.env_id)
-        actor = _Actor(self._config, group, self._control.branch(), address)
+        actor = _Actor(self._config, group, self._control.branch(), self._quorum, address)
         group.store = actor.store
         self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
 
@@ -97,13 +101,19 @@ class Driver:
             env_id = env_id.rpartition("-")[0]
         return addresses[self._table.get_storage_idx_for_env(env_id)]
 
-    def detach(self, group: AttachedGroup) -> None:
-        """Ends the actor of a client that has left, once what came of it is stored."""
-        if group in self._attached:
-            actor, task = self._attached.pop(group)
-            farewell = asyncio.create_task(self._part(group, actor, task))
-            self._farewells[farewell] = actor
-            farewell.add_done_callback(self._farewells.pop)
+    def detach(self, group: AttachedGroup) -> bool:
+        """Ends the actor of a client that has left, once what came of it is stored.
+
+        Returns:
+            Whether it had one.
+        """
+        if group not in self._attached:
+            return False
+        actor, task = self._attached.pop(group)
+        farewell = asyncio.create_task(self._part(group, actor, task))
+        self._farewells[farewell] = actor
+        farewell.add_done_callback(self._farewells.pop)
+        return True
 
     async def stop(self, timeout_s: float) -> None:
         """Ends every actor after its step in flight and waits until what it inserted is acked.
@@ -232,6 +242,7 @@ class _Actor:
         config: MainConfig,
         group: HostedGroup | AttachedGroup,
         control: ActorControl,
+        quorum: Quorum,
         buffer_address: str,
     ) -> None:
         services = config.services
@@ -240,6 +251,7 @@ class _Actor:
         client_id = f"{group.env_id.replace('/', '.')[:50]}.{uuid.uuid4().hex[:12]}"
         self.group = group
         self.control = control
+        self.quorum = quorum
         self.stats = ActorStats()
         self.policy = PolicyClient(
             services.policy.dial_address,
@@ -261,6 +273,8 @@ class _Actor:
 
     async def run(self) -> None:
         with self.group.activity.told_by_sessions():
+            while not (self.quorum.reached or self.control.stopping):
+                await self.control.sleep(0.05)
             await self._connected("policy", self.policy.start)
             if isinstance(self.group, AttachedGroup):
                 # Rollouts wait for whoever writes: not for one that has not begun.

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from rlightning.errors import ConfigError
 from rlightning.utils.config.base import Config
-from rlightning.utils.config.rpc import check_address
+from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, check_address
 from rlightning.utils.config.services import ServicesConfig
 
 # Backends whose adapter hosts many sub-envs in one env, and those that host exactly one.
@@ -369,7 +369,8 @@ class EnvConfig(Config):
         backend: Adapter that hosts it, such as `gymnasium`, or `module:Class` of a `BaseEnv`.
         task: What the adapter shall make; for gymnasium the env's id, `module:Id` imports `module`
             first.
-        num_workers: Env workers, each with `num_envs` sub-envs.
+        num_workers: Env workers, each with `num_envs` sub-envs; 0 hosts none, for a cluster whose
+            envs attach.
         num_envs: Sub-envs in one worker.
         max_episode_steps: Steps after which an episode is truncated; None: the env's own limit.
         num_cpus: CPUs of a remote worker.
@@ -380,12 +381,21 @@ class EnvConfig(Config):
         policy_setup: Robot of a ManiSkill task; it decides `init_params.control_mode`.
         seed: Seed of the first reset; None draws one.
         info_keys: What of an env's info goes on to policy and buffer.
+        driver: Who steps it at an env server: the `actor` loop there, or an `external` program
+            through `EnvService.Step`.
+        address: Of backend `env_server`: the env server to dial; None: it listens itself.
+        auth: What is shown to that server, and expected of it.
+        listen: Of backend `env_server` without `address`: where it listens for clients that attach;
+            an address, or a mapping as in `services`. Port 0 lets the system choose.
+        zmq_port: Documented; the port of `listen`.
+        min_clients: Of backend `env_server`: how many envs have to be there before the first reset.
+        clients_timeout_s: Seconds that are waited for them.
     """
 
     name: str
     backend: str
     task: str
-    num_workers: int = Field(default=1, ge=1)
+    num_workers: int = Field(default=1, ge=0)
     num_envs: int = Field(default=1, ge=1)
     max_episode_steps: int | None = Field(default=None, ge=1)
     num_cpus: int = 1
@@ -396,6 +406,25 @@ class EnvConfig(Config):
     policy_setup: str = "widowx"
     seed: int | None = None
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
+    driver: Literal["actor", "external"] = "actor"
+    address: str | None = None
+    auth: ClientAuthConfig | None = None
+    listen: ListenConfig = Field(default_factory=ListenConfig)
+    zmq_port: int | None = Field(default=None, ge=0, le=65535)
+    min_clients: int = Field(default=1, ge=1)
+    clients_timeout_s: float = Field(default=60.0, gt=0)
+
+    @field_validator("listen", mode="before")
+    @classmethod
+    def make_listener(cls, listen: Any) -> Any:
+        """Makes an address a listener."""
+        return {"address": listen} if isinstance(listen, str) else listen
+
+    @field_validator("address")
+    @classmethod
+    def check_address(cls, address: str | None) -> str | None:
+        """Refuses what nobody can dial."""
+        return None if address is None else check_address(address)
 
     @model_validator(mode="after")
     def check_backend(self) -> Self:

@@ -16,6 +16,7 @@ from rlightning.buffer import BufferConfig, ReplayBuffer, RolloutBuffer, Sampler
 from rlightning.buffer.remote_buffer import InsertClient
 from rlightning.buffer.sharded_client import ShardedSampleClient
 from rlightning.buffer.shards import unpack
+from rlightning.env.control import Quorum
 from rlightning.errors import DeadlineExceededError, ReplayError, UnavailableError
 from rlightning.services.env_server.driver import Driver
 from rlightning.testing.waiting import assert_eventually, wait_until
@@ -169,7 +170,8 @@ def test_groups_of_an_env_server_are_dealt_out(affinity: bool, chosen: list[str]
             storage=storage("a:1", "b:1", nodes=nodes),  # type: ignore[arg-type]
         )
     )
-    driver = Driver(config, [], ActorControl(), on_failure=lambda error: None)
+    quorum = Quorum(0, 1.0, "services.env.min_clients")
+    driver = Driver(config, [], ActorControl(), quorum=quorum, on_failure=lambda error: None)
     groups = [f"arm-{worker}-{group}" for worker in range(2) for group in range(2)]
     assert [driver.buffer_of(group, hosted=True) for group in groups] == chosen
     assert [driver.buffer_of(group, hosted=True) for group in groups] == chosen

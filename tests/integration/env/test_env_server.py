@@ -14,7 +14,6 @@ from rlightning.env.remote_client import EnvClient
 from rlightning.errors import ConfigError, InvalidRequestError, PreconditionError, RemoteError
 from rlightning.policy import PolicyClient, build_policy, policy_weights
 from rlightning.policy.weights import dump_weights
-from rlightning.rpc.channel import connect
 from rlightning.rpc.server import serve
 from rlightning.services.buffer_server.servicer import BufferService
 from rlightning.services.env_server.servicer import EnvService
@@ -196,13 +195,6 @@ async def test_envs_take_commands_only_while_actors_are_paused():
             await client.control("pause", env=command)
         await client.control("start")
         assert not service.failure.done()
-
-
-async def test_unserved_methods_say_so():
-    async with env_server(upstream=False) as (client, _), connect(client.address) as channel:
-        for method in ("Step",):
-            call = channel.stream_stream(f"/rlightning.v1.EnvService/{method}")()
-            assert (await call.code()).name == "UNIMPLEMENTED"
 
 
 async def test_an_actor_that_gives_up_fails_the_service():
