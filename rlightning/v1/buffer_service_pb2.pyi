@@ -149,10 +149,12 @@ class SampleWhere(_message.Message):
     def __init__(self, min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_env_ret_pb2.ActionSource, str]]] = ...) -> None: ...
 
 class SampleCredit(_message.Message):
-    __slots__ = ("batches",)
+    __slots__ = ("batches", "batch_size")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     batches: int
-    def __init__(self, batches: _Optional[int] = ...) -> None: ...
+    batch_size: int
+    def __init__(self, batches: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
 
 class SampleAck(_message.Message):
     __slots__ = ("batch_id",)
