@@ -21,6 +21,7 @@ from rlightning.errors import (
     StorageFullError,
     UnavailableError,
 )
+from rlightning.latency import ClockOffset, LatencyStats
 from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status, too_large
@@ -28,6 +29,7 @@ from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.utils.waiting import wait_within
 from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.v1.session_pb2 import Timing
 from rlightning.wire import Reader, Writer, fill_env_ret, fill_policy_response
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,10 @@ class _Sent(NamedTuple):
 
     seq: int
     data: bytes
+    sent_ns: int
+    """When it was first sent, by this process's monotonic clock."""
+    left_ns: int
+    """When what it brings left the env, by the same clock."""
 
 
 class InsertClient:
@@ -64,8 +70,12 @@ class InsertClient:
         window_bytes: Bytes that may be unacked, unless it is a single message.
         rpc: Limits and times.
         auth: Token and certificates.
+        stats: Where durations are recorded; by default, those of this client alone.
 
     Attributes:
+        stats: Durations in seconds: `insert_ack` from handing a message to the network until its
+            ack, and `env_to_buffer` from when an EnvRet left its env until the server has it, where
+            the server's clock is known, with its uncertainty.
         acked: Messages acked so far.
         resent: Messages sent again after a cut.
         rebased: Times that the server had lost what it had acked.
@@ -85,9 +95,11 @@ class InsertClient:
         window_bytes: int = 16 * 2**20,
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
+        stats: LatencyStats | None = None,
     ) -> None:
         if not spec.env_id:
             raise ConfigError("an InsertClient needs the id of its env in the spec")
+        self.stats = LatencyStats() if stats is None else stats
         self.acked = 0
         self.resent = 0
         self.rebased = 0
@@ -113,6 +125,11 @@ class InsertClient:
     def address(self) -> str:
         """Address of the server."""
         return self._channel.address
+
+    @property
+    def offset(self) -> ClockOffset | None:
+        """The server's clock against this one; None before `start`."""
+        return None if self._session is None else self._session.offset
 
     async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Opens the session. May be called again after it failed.
@@ -206,7 +223,8 @@ class InsertClient:
                 reason="MESSAGE_TOO_LARGE",
             )
         self._seq += 1
-        self._window.append(_Sent(self._seq, data))
+        sent_ns = request.timing.sent_ns
+        self._window.append(_Sent(self._seq, data, sent_ns, env_ret.left_ns or sent_ns))
         self._unacked_bytes += len(data)
         await session.send(data)
 
@@ -314,6 +332,8 @@ class InsertClient:
             return
         ack = reader.message.ack
         self._withheld = ack.withheld
+        if self.stats.enabled:
+            self._record(ack.seq, reader.message.timing)
         self._forget(ack.seq)
         if ack.expected_seq:
             raise PreconditionError(
@@ -324,6 +344,21 @@ class InsertClient:
         if ack.HasField("error"):
             self._refusal = from_error_status(ack.error, peer=self.address)
             self._forget(ack.seq + 1)
+
+    def _record(self, seq: int, timing: Timing) -> None:
+        session = self._session
+        if session is None:
+            return
+        heard_ns = session.heard_ns
+        for sent in self._window:
+            if sent.seq > seq:
+                break
+            self.stats.record("insert_ack", (heard_ns - sent.sent_ns) * 1e-9)
+            if sent.sent_ns == timing.echo_sent_ns:
+                way = session.offset.uplink(sent.sent_ns, timing.received_ns)
+                if way is not None:
+                    before_s = (sent.sent_ns - sent.left_ns) * 1e-9
+                    self.stats.record("env_to_buffer", before_s + way[0], way[1])
 
     def _forget(self, seq: int) -> None:
         """Drops from the window what was seen by the server."""

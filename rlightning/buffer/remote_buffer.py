@@ -16,7 +16,9 @@ from rlightning.buffer.insert_client import SERVICE, InsertClient
 from rlightning.buffer.parts import split
 from rlightning.buffer.sample_client import SampleClient
 from rlightning.errors import CodecError, RemoteError, ResourceExhaustedError
+from rlightning.latency import ClockOffset
 from rlightning.rpc.channel import connect, unary, unary_stream
+from rlightning.rpc.protocol import measure, stamp
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import ChunkJoiner, Limits, Reader, decode_batch, read_value
@@ -79,6 +81,9 @@ class BufferClient:
         max_batch_bytes: How large an answer of `get` may be.
         rpc: Limits and times.
         auth: Token and certificates.
+
+    Attributes:
+        offset: The server's clock against this one, as far as `describe` tells.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class BufferClient:
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
     ) -> None:
+        self.offset = ClockOffset()
         self._channel = connect(address, rpc=rpc, auth=auth)
         self._max_batch_bytes = max_batch_bytes
 
@@ -125,13 +131,16 @@ class BufferClient:
             NotFoundError: There is no such table.
             UnavailableError: The server could not be reached.
         """
+        request = pb.BufferServiceDescribeRequest(table=table)
+        stamp(request)
         response = await unary(
             self._channel,
             f"/{SERVICE}/Describe",
-            pb.BufferServiceDescribeRequest(table=table),
+            request,
             pb.BufferServiceDescribeResponse,
             timeout=timeout_s,
         )
+        measure(self.offset, request, response)
         reader = Reader(pb.BufferServiceDescribeResponse, response.SerializeToString())
         return BufferStatus(
             response.library_version,

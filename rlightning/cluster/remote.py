@@ -17,7 +17,8 @@ from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.progress import find_latencies
 from rlightning.env.remote_client import EnvClient, EnvStatus
 from rlightning.errors import AlreadyExistsError, DeadlineExceededError, UnavailableError
-from rlightning.policy import PolicyClient, WeightPublisher
+from rlightning.latency import LatencyStats
+from rlightning.policy import PolicyClient, PolicyDescription, WeightPublisher
 from rlightning.policy.publisher import publish_timeout_s
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
@@ -32,6 +33,7 @@ _CHECK_EVERY_S = 0.5
 _CONNECT_S = 5.0
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.1
+_PUBLISHING_KEPT = 256
 
 
 class RemoteBackend:
@@ -47,6 +49,9 @@ class RemoteBackend:
         self._launcher = launcher
         self._loop = shared_loop()
         self._cursor = 0
+        self._trace_cursor = 0
+        self._latency = LatencyStats("first_use")
+        self._publishing: dict[int, int] = {}
         self._steps_before = 0
         self._steps = 0
         self._counting = asyncio.Lock()
@@ -107,6 +112,9 @@ class RemoteBackend:
 
     def publish(self, version: int, weights: bytes) -> None:
         """Lets the policy act with new weights; returns when it does."""
+        self._publishing[version] = time.monotonic_ns()
+        if len(self._publishing) > _PUBLISHING_KEPT:
+            del self._publishing[next(iter(self._publishing))]
         self._patiently(
             lambda timeout_s: self._publisher.publish(version, weights, timeout_s=timeout_s),
             max(_PATIENCE_S, publish_timeout_s(len(weights))),
@@ -130,7 +138,9 @@ class RemoteBackend:
     async def _describe_env(self) -> EnvStatus:
         # One at a time: an answer that is overtaken would look like that of a server come back.
         async with self._counting:
-            env = await self._env.describe(self._cursor, timeout_s=_LOOK_TIMEOUT_S)
+            env = await self._env.describe(
+                self._cursor, trace_cursor=self._trace_cursor, timeout_s=_LOOK_TIMEOUT_S
+            )
             if env.env_steps < self._steps:  # an env server that came back counts from 0
                 self._steps_before += self._steps
             self._steps = env.env_steps
@@ -165,19 +175,32 @@ class RemoteBackend:
             self._buffer.describe(timeout_s=_LOOK_TIMEOUT_S),
             self._describe_env(),
         )
-        self._cursor = env.episode_cursor
+        self._cursor, self._trace_cursor = env.episode_cursor, env.trace_cursor
+        self._record_first_uses(policy)
         latencies = dict(find_latencies(env.stats, "env."))
         for prefix, stats in (("policy.", policy.stats), ("buffer.", buffer.stats)):
             for name, summary in find_latencies(stats, prefix):
-                # The env server knows the policy server's stages from its answers, too.
-                latencies.pop(name.replace(prefix, "env.", 1), None)
+                if prefix == "policy.":  # whose stages the env server knows from its answers, too
+                    latencies.pop(name.replace(prefix, "env.", 1), None)
                 latencies[name] = summary
+        latencies.update(find_latencies(self._latency.summary(), "learner."))
         return ClusterState(
             env_steps=self._steps_before + self._steps,
             episodes=env.episodes,
             policy_version=policy.policy_version,
             latencies=latencies,
+            traces=env.traces,
         )
+
+    def _record_first_uses(self, policy: PolicyDescription) -> None:
+        """Records how long versions took from here to their first use at the policy server."""
+        offset = self._policy.offset
+        for use in policy.stats.get("first_uses", ()):
+            begun_ns = self._publishing.pop(int(use["version"]), None)
+            if begun_ns is not None:
+                taken = offset.uplink(begun_ns, int(use["used_ns"]))
+                if taken is not None:
+                    self._latency.record("first_use", *taken)
 
     def check(self) -> None:
         """Raises when a service is gone for good."""

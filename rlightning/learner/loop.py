@@ -9,11 +9,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlightning.latency import Histogram, LatencyStats
+from rlightning.latency import LatencyStats
+from rlightning.latency.histogram import Counts
 from rlightning.utils.config import TrainConfig
 
 # How often a loop that waits for data looks whether it should stop.
 _LOOK_S = 0.5
+# Upper edges of the buckets for ages in versions.
+_AGES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
+# For the ages of older versions: that of the oldest one of which it is known.
+_VERSIONS_KEPT = 10_000
 
 
 class Algorithm(Protocol):
@@ -63,6 +68,8 @@ class Update:
         staleness: Mean age of the batch's rows when it was learned from, in versions; None if no
             row says which version acted.
         max_staleness: Age of its oldest row.
+        staleness_s: Mean age of the weights that acted in its rows, in seconds since they were
+            published; None if no row says which.
         metrics: What the algorithm reported.
     """
 
@@ -72,11 +79,12 @@ class Update:
     staleness: float | None
     max_staleness: int | None
     metrics: Mapping[str, float]
+    staleness_s: float | None = None
 
 
 def _make_latency() -> LatencyStats:
     # All of them at once: another thread may read them while this one records.
-    return LatencyStats({name: Histogram() for name in ("sample_wait", "update", "publish")})
+    return LatencyStats("sample_wait", "update", "publish", "staleness")
 
 
 @dataclass
@@ -91,7 +99,9 @@ class LearnerStats:
         env_steps: Env steps executed by the last update; every row counts.
         max_staleness: Age of the oldest row ever learned from, in versions; None before the first.
         policy_version: Version of the newest weights.
-        latency: `sample_wait`, `update` and `publish`, in seconds.
+        latency: In seconds: `sample_wait`, `update`, `publish` (until the weights are in use), and
+            `staleness`, for each batch the mean age of the weights that acted in its rows.
+        staleness: Ages of batches' rows in versions.
     """
 
     updates: int = 0
@@ -101,6 +111,7 @@ class LearnerStats:
     max_staleness: int | None = None
     policy_version: int = 0
     latency: LatencyStats = field(default_factory=_make_latency)
+    staleness: Counts = field(default_factory=lambda: Counts(_AGES))
 
 
 def train_loop(
@@ -144,7 +155,9 @@ def train_loop(
     stats = LearnerStats() if stats is None else stats
     stats.policy_version = first_version = source.policy_version() + 1
     weights = algorithm.weights()
+    published = _PublishTimes()
     source.publish(stats.policy_version, weights)
+    published.note(stats.policy_version)
     try:
         while not (
             stop() or stats.env_steps >= train.max_env_steps or stats.updates == train.max_epochs
@@ -162,6 +175,11 @@ def train_loop(
                 continue
             ages = stats.policy_version - known
             oldest = int(ages.max()) if ages.size else None
+            staleness_s = published.mean_age_s(known)
+            if staleness_s is not None:
+                stats.latency.record("staleness", staleness_s)
+            for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
+                stats.staleness.record(float(age), int(count))
             metrics = algorithm.update(columns)
             weights = algorithm.weights()
             stats.updates += 1
@@ -172,6 +190,7 @@ def train_loop(
             updated = time.monotonic()
             stats.latency.record("update", updated - got)
             source.publish(stats.policy_version, weights)
+            published.note(stats.policy_version)
             stats.latency.record("publish", time.monotonic() - updated)
             stats.env_steps = source.env_steps()
             on_update(
@@ -182,6 +201,7 @@ def train_loop(
                     staleness=float(ages.mean()) if ages.size else None,
                     max_staleness=oldest,
                     metrics=metrics,
+                    staleness_s=staleness_s,
                 )
             )
             if train.save_interval > 0 and stats.updates % train.save_interval == 0:
@@ -189,6 +209,28 @@ def train_loop(
     finally:
         save(stats, weights)
     return stats
+
+
+class _PublishTimes:
+    """When each version of the weights was in use first, as far as this process knows."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, float] = {}
+
+    def note(self, version: int) -> None:
+        """Notes that a version is in use now."""
+        self._times[version] = time.monotonic()
+        if len(self._times) > _VERSIONS_KEPT:
+            del self._times[next(iter(self._times))]
+
+    def mean_age_s(self, versions: np.ndarray[Any, Any]) -> float | None:
+        """Returns how long ago the versions of rows were published, in the mean, in seconds."""
+        if not versions.size:
+            return None
+        now, oldest = time.monotonic(), next(iter(self._times.values()))
+        numbers, counts = np.unique(versions, return_counts=True)
+        ages = [now - self._times.get(int(number), oldest) for number in numbers]
+        return float(np.average(ages, weights=counts))
 
 
 def _wait_for_batch(source: Source, stop: Callable[[], bool]) -> Mapping[str, Any] | None:

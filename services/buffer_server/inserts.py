@@ -24,6 +24,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import LatencyStats
+from rlightning.rpc.protocol import Arrival
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.utils.failpoints import failpoint
@@ -58,14 +59,14 @@ class _Message:
         table: Where it goes.
         items: What it brings.
         refusal: Why it cannot be stored; None while it may be.
-        since_ns: When it came, by the monotonic clock.
+        arrival: Its stamps.
         nbytes: What it takes in memory, in bytes.
     """
 
     table: BufferTable
     items: list[Item]
     refusal: RLightningError | None
-    since_ns: int
+    arrival: Arrival
     nbytes: int
 
 
@@ -85,6 +86,7 @@ class Writer:
         alarm: Sets `progress` for those; None if there are none.
         progress: Set when it is time to ack.
         moved: Set when less is waiting.
+        arrival: Stamps of the last message since the last ack; None if there is none.
     """
 
     writer_id: str
@@ -98,6 +100,7 @@ class Writer:
     alarm: asyncio.TimerHandle | None = None
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
+    arrival: Arrival | None = None
 
 
 @dataclass
@@ -250,7 +253,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         if seq != expected:
             await self._out_of_turn(writer, session, seq, expected)
             return
-        message = self._read(writer, reader, session.arrival.received_ns)
+        message = self._read(writer, reader, session.arrival)
         if writer.waiting or not self._store(writer, message):
             self._keep(writer, message)
         while (
@@ -293,9 +296,9 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         response.ack.expected_seq = expected
         await session.send(response)
 
-    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], received_ns: int) -> _Message:
+    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], arrival: Arrival) -> _Message:
         name = reader.message.insert.table or DEFAULT_TABLE
-        message = _Message(self._tables[DEFAULT_TABLE], [], None, received_ns, reader.nbytes)
+        message = _Message(self._tables[DEFAULT_TABLE], [], None, arrival, reader.nbytes)
         try:
             if name not in self._tables:
                 raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
@@ -330,6 +333,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             writer.refused[writer.next_seq] = to_error_status(refusal)
         writer.next_seq += 1
         writer.unacked += 1
+        writer.arrival = message.arrival
         if writer.unacked >= _ACK_EVERY or refusal is not None:
             writer.progress.set()
         elif writer.alarm is None:
@@ -343,7 +347,9 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             if not self._store(writer, message):
                 await message.table.wait_room()
                 continue
-            self.latency.record("withheld", (time.monotonic_ns() - message.since_ns) / 1e9)
+            self.latency.record(
+                "withheld", (time.monotonic_ns() - message.arrival.received_ns) / 1e9
+            )
             writer.waiting.popleft()
             self._tables[DEFAULT_TABLE].transit.give_back(message.nbytes)
             writer.moved.set()
@@ -373,7 +379,8 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             response = pb.InsertResponse()
             response.ack.seq = writer.next_seq - 1
             response.ack.withheld = len(writer.waiting)
-            await session.send(response)
+            answers, writer.arrival = writer.arrival, None
+            await session.send(response, answers=answers)
 
 
 def _items(env_id: str, reader: Reader[pb.InsertRequest]) -> list[Item]:

@@ -24,7 +24,7 @@ from rlightning.errors import (
 from rlightning.latency import LatencyStats
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
-from rlightning.rpc.protocol import LIBRARY_VERSION
+from rlightning.rpc.protocol import LIBRARY_VERSION, arrival_of, stamp
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import buffer_service_pb2 as pb
@@ -154,6 +154,7 @@ class BufferService:
         return pb.ClearResponse(cleared=self._table(request.table).clear())
 
     async def _describe(self, request: pb.BufferServiceDescribeRequest, context: Context) -> bytes:
+        arrival = arrival_of(request)
         response = pb.BufferServiceDescribeResponse(
             library_version=LIBRARY_VERSION, storage_id=self._storage_id
         )
@@ -169,6 +170,7 @@ class BufferService:
             )
         writer = Writer()
         fill_value(response.stats, self._stats(), writer)
+        stamp(response, arrival)
         return writer.finish(response)
 
     def _stats(self) -> dict[str, Any]:
@@ -181,4 +183,5 @@ class BufferService:
             "sessions": describe_sessions(self._writers.sessions),
             "tables": {name: table.stats() for name, table in self._tables.items()},
             "latency": latency.summary(),
+            "latency_window_s": latency.WINDOW_S,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,7 +21,8 @@ from rlightning.errors import (
     StorageFullError,
     UnavailableError,
 )
-from rlightning.latency import LatencyStats
+from rlightning.latency import ClockOffset, LatencyStats
+from rlightning.latency.trace import TraceLog
 from rlightning.policy.remote_policy import PolicyClient
 from rlightning.types import EnvRet
 from rlightning.utils.config import BufferConfig, MainConfig
@@ -46,6 +48,10 @@ class Driver:
         groups: What is stepped; reset.
         control: Pauses and stops.
         on_failure: Called with the error of an actor that gave up.
+
+    Attributes:
+        latency: Durations of the stages, of all groups together.
+        traces: The last traced steps.
     """
 
     def __init__(
@@ -56,10 +62,12 @@ class Driver:
         *,
         on_failure: Callable[[RLightningError], None],
     ) -> None:
+        self.latency = LatencyStats(enabled=config.log.latency)
+        self.traces = TraceLog(config.log.trace_every)
         self._config = config
         self._control = control
         self._on_failure = on_failure
-        self._actors = [_Actor(config, group, control) for group in groups]
+        self._actors = [self._actor(group, control) for group in groups]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
         self._farewells: dict[asyncio.Task[None], _Actor] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -71,7 +79,7 @@ class Driver:
 
     def attach(self, group: AttachedGroup) -> None:
         """Starts the actor of a client's env; returns at once."""
-        actor = _Actor(self._config, group, self._control.branch())
+        actor = self._actor(group, self._control.branch())
         group.store = actor.store
         self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
 
@@ -118,12 +126,7 @@ class Driver:
 
     def stats(self) -> dict[str, Any]:
         """Returns counters, and seconds by stage, over all groups."""
-        latency = LatencyStats()
-        actors = [*self._actors, *(actor for actor, _ in self._attached.values())]
-        for actor in actors:
-            latency.merge(actor.stats.latency)
-            # The actor's own `round_trip` is the same as the client's `act`.
-            latency.merge({n: h for n, h in actor.policy.stats.items() if n != "act"})
+        actors = self._all_actors()
         stats = {actor.group.env_id: actor.stats for actor in actors}
         hosted = [actor.group for actor in actors if isinstance(actor.group, HostedGroup)]
         return {
@@ -135,8 +138,27 @@ class Driver:
             "segments": sum(one.segments for one in stats.values()),
             "inserts_resent": sum(actor.buffer.resent for actor in actors),
             "last_errors": {name: one.last_error for name, one in stats.items() if one.last_error},
-            "latency": latency.summary(),
+            "one_way_unknown": sum(actor.policy.one_way_unknown for actor in actors),
+            "latency": self.latency.summary(),
+            "latency_window_s": self.latency.WINDOW_S,
+            "clocks": {name: offset.summary() for name, offset in self.clocks().items()},
         }
+
+    def clocks(self) -> dict[str, ClockOffset]:
+        """Returns the clocks of policy and buffer server, as the best-informed group has them."""
+        actors = self._all_actors()
+        buffers = [actor.buffer.offset for actor in actors]
+        found = {
+            "policy": _best([actor.policy.offset for actor in actors]),
+            "buffer": _best([offset for offset in buffers if offset is not None]),
+        }
+        return {name: offset for name, offset in found.items() if offset is not None}
+
+    def _all_actors(self) -> list[_Actor]:
+        return [*self._actors, *(actor for actor, _ in self._attached.values())]
+
+    def _actor(self, group: HostedGroup | AttachedGroup, control: ActorControl) -> _Actor:
+        return _Actor(self._config, group, control, self.latency, self.traces)
 
     async def _drive(self, actor: _Actor) -> None:
         env_id = actor.group.env_id
@@ -206,20 +228,27 @@ class _Actor:
     """The actor of one group and its clients."""
 
     def __init__(
-        self, config: MainConfig, group: HostedGroup | AttachedGroup, control: ActorControl
+        self,
+        config: MainConfig,
+        group: HostedGroup | AttachedGroup,
+        control: ActorControl,
+        latency: LatencyStats,
+        traces: TraceLog,
     ) -> None:
         services = config.services
         # New per process: a server takes the group of a restarted process for another client.
         client_id = f"{group.env_id.replace('/', '.')[:50]}.{uuid.uuid4().hex[:12]}"
         self.group = group
         self.control = control
-        self.stats = ActorStats()
+        self.stats = ActorStats(latency=latency)
+        self._traces = traces
         self.policy = PolicyClient(
             services.policy.dial_address,
             spec=group.meta,
             client_id=client_id,
             rpc=services.policy.rpc,
             auth=services.policy.auth,
+            stats=latency,
         )
         self.buffer = InsertClient(
             services.buffer.dial_address,
@@ -228,6 +257,7 @@ class _Actor:
             window_messages=_window(config.buffer),
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
+            stats=latency,
         )
         self._info_keys = group.config.info_keys if isinstance(group, HostedGroup) else INFO_KEYS
 
@@ -246,6 +276,7 @@ class _Actor:
                 info_keys=self._info_keys,
                 control=self.control,
                 stats=self.stats,
+                traces=self._traces,
             )
 
     async def store(self, env_ret: EnvRet) -> None:
@@ -268,6 +299,18 @@ class _Actor:
                 await self.control.sleep(0.1)
             else:
                 return
+
+
+def _best(offsets: Iterable[ClockOffset]) -> ClockOffset | None:
+    """Returns the offset that is known best, or one that is not known if none is."""
+    best: ClockOffset | None = None
+    least = math.inf
+    for offset in offsets:
+        uncertainty = offset.uncertainty_ns
+        if best is None or (uncertainty is not None and uncertainty < least):
+            best = offset
+            least = math.inf if uncertainty is None else uncertainty
+    return best
 
 
 def _window(buffer: BufferConfig) -> int:

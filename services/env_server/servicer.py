@@ -18,9 +18,10 @@ from rlightning.errors import (
     PreconditionError,
     RLightningError,
 )
+from rlightning.latency.trace import StepTrace
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_unary
-from rlightning.rpc.protocol import LIBRARY_VERSION
+from rlightning.rpc.protocol import LIBRARY_VERSION, arrival_of, stamp
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import env_service_pb2 as pb
@@ -130,8 +131,11 @@ class EnvService:
             self.failure.exception()  # or asyncio complains where nobody looks at it
 
     async def _describe(self, request: pb.EnvServiceDescribeRequest, context: Context) -> bytes:
+        arrival = arrival_of(request)
         if request.episode_cursor < 0:
             raise InvalidRequestError(f"episode_cursor: {request.episode_cursor} is below 0")
+        if request.trace_cursor < 0:
+            raise InvalidRequestError(f"trace_cursor: {request.trace_cursor} is below 0")
         response, writer = pb.EnvServiceDescribeResponse(), Writer()
         response.library_version = LIBRARY_VERSION
         attached = [group.meta for group in self._attached.groups.values()]
@@ -146,6 +150,11 @@ class EnvService:
         stats = {} if self._driver is None else self._driver.stats()
         stats["sessions"] = describe_sessions(self._clients.sessions)
         fill_value(response.stats, stats, writer)
+        if self._driver is not None:
+            for trace in self._driver.traces.since(request.trace_cursor):
+                _fill_trace(response.traces.add(), trace)
+            response.trace_cursor = self._driver.traces.cursor
+        stamp(response, arrival)
         return writer.finish(response)
 
     async def _steer(self, request: pb.ControlRequest, context: Context) -> pb.ControlResponse:
@@ -183,3 +192,13 @@ def _fill_episode(message: pb.EpisodeRecord, episode: EpisodeRecord) -> None:
     message.policy_version = episode.policy_version
     message.reason = episode.reason
     message.ts_end_ns = episode.ts_end_ns
+
+
+def _fill_trace(message: pb.StepTrace, trace: StepTrace) -> None:
+    message.env_id = trace.env_id
+    message.seq = trace.seq
+    message.start_ns = trace.start_ns
+    message.duration_ns = trace.duration_ns
+    message.uncertainty_ns = trace.uncertainty_ns
+    for span in trace.spans:
+        message.spans.add(stage=span.stage, start_ns=span.start_ns, duration_ns=span.duration_ns)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -25,7 +26,7 @@ from rlightning.policy.transfer import SERVICE
 from rlightning.policy.weight_store import Weights
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, stream_unary, unary_stream, unary_unary
-from rlightning.rpc.protocol import LIBRARY_VERSION, Arrival, stamp
+from rlightning.rpc.protocol import LIBRARY_VERSION, Arrival, arrival_of, stamp
 from rlightning.rpc.session import Session, SessionHandler, SessionMethod, SessionRegistry
 from rlightning.rpc.status import to_error_status
 from rlightning.types import Mode
@@ -118,10 +119,11 @@ class PolicyService:
         self, requests: AsyncIterator[pb.PublishWeightsRequest], context: Context
     ) -> pb.PublishWeightsResponse:
         host = await self._hosted()
+        received_ns = time.monotonic_ns()
         upload = _Upload()
         try:
             weights = await self._receive(requests, upload)
-            await host.publish(weights)
+            await host.publish(weights, received_ns=received_ns)
         finally:
             self._uploaded -= upload.nbytes
         failpoint("weights.swapped")
@@ -188,6 +190,7 @@ class PolicyService:
             yield pb.PullWeightsResponse(chunk=bytes(part))
 
     async def _describe(self, request: pb.PolicyServiceDescribeRequest, context: Context) -> bytes:
+        arrival = arrival_of(request)
         host = await self._hosted()
         response = pb.PolicyServiceDescribeResponse(
             library_version=LIBRARY_VERSION,
@@ -197,6 +200,7 @@ class PolicyService:
         writer = Writer()
         stats = {**host.describe(), "sessions": describe_sessions(self._registry.sessions)}
         fill_value(response.stats, stats, writer)
+        stamp(response, arrival)
         return writer.finish(response)
 
 

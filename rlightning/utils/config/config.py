@@ -367,6 +367,9 @@ class LogConfig(Config):
             env.
         log_dir: Folder of all runs.
         mode: Documented; no effect here.
+        latency: Measure how long each stage takes.
+        trace_every: Trace every so many steps of each group into `trace.json` of the run's folder,
+            which Perfetto shows; 0: none.
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -375,6 +378,8 @@ class LogConfig(Config):
     name: str | None = None
     log_dir: str = "runs"
     mode: str | None = None
+    latency: bool = True
+    trace_every: int = Field(default=0, ge=0)
 
     @field_validator("name")
     @classmethod
