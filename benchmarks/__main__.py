@@ -1,17 +1,18 @@
-"""`python -m benchmarks all|smoke|codec|buffer|act|demo`: prints Markdown tables; exits 1 when a smoke run is far off."""
+"""`python -m benchmarks all|smoke|codec|buffer|act|latency-cost|demo`: prints Markdown tables; exits 1 when a smoke run is far off."""
 
 from __future__ import annotations
 
 import sys
 from datetime import datetime, timezone
 
-from benchmarks import act, bench_buffer, codec, demo
+from benchmarks import act, bench_buffer, codec, demo, latency_cost
 from benchmarks.harness import machine
 
 SUITES = {
     "codec": codec.measure,
     "buffer": bench_buffer.measure,
     "act": act.measure,
+    "latency-cost": latency_cost.measure,
     "demo": demo.measure,
 }
 SMOKE = ("codec", "act")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rlightning.latency import LatencyStats
 from rlightning.latency.histogram import Counts
 from rlightning.utils.config import TrainConfig
+
+if TYPE_CHECKING:
+    from rlightning.rpc.metrics import Metrics
 
 # How often a loop that waits for data looks whether it should stop.
 _LOOK_S = 0.5
@@ -112,6 +115,16 @@ class LearnerStats:
     policy_version: int = 0
     latency: LatencyStats = field(default_factory=_make_latency)
     staleness: Counts = field(default_factory=lambda: Counts(_AGES))
+
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of now."""
+        metrics.stages(self.latency)
+        text = "Ages of rows in versions when they were learned from."
+        metrics.counts("sample_staleness_versions", text, self.staleness)
+        metrics.gauge("policy_version", "Version of the newest weights.", self.policy_version)
+        metrics.counter("learner_updates_total", "Batches learned from.", self.updates)
+        metrics.counter("learner_rows_total", "Transitions learned from.", self.rows)
+        metrics.counter("learner_skipped_rows_total", "Transitions left out.", self.skipped_rows)
 
 
 def train_loop(

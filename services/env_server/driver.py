@@ -24,6 +24,7 @@ from rlightning.errors import (
 from rlightning.latency import ClockOffset, LatencyStats
 from rlightning.latency.trace import TraceLog
 from rlightning.policy.remote_policy import PolicyClient
+from rlightning.rpc.metrics import Metrics
 from rlightning.types import EnvRet
 from rlightning.utils.config import BufferConfig, MainConfig
 
@@ -143,6 +144,24 @@ class Driver:
             "latency_window_s": self.latency.WINDOW_S,
             "clocks": {name: offset.summary() for name, offset in self.clocks().items()},
         }
+
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of all groups."""
+        metrics.stages(self.latency)
+        metrics.clocks({name: offset.summary() for name, offset in self.clocks().items()})
+        actors = self._all_actors()
+        unknown = sum(actor.policy.one_way_unknown for actor in actors)
+        for name, text, value in (
+            ("env_errors", "Times an env failed", sum(a.stats.env_errors for a in actors)),
+            (
+                "policy_errors",
+                "Answers refused",
+                sum(a.stats.policy_errors for a in actors),
+            ),
+            ("inserts_resent", "Inserts sent again", sum(a.buffer.resent for a in actors)),
+            ("one_way_unknown", "Answers whose uplink and downlink are not known", unknown),
+        ):
+            metrics.gauge(name, f"{text}, of the groups that are here.", value)
 
     def clocks(self) -> dict[str, ClockOffset]:
         """Returns the clocks of policy and buffer server, as the best-informed group has them."""

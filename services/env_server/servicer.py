@@ -21,6 +21,7 @@ from rlightning.errors import (
 from rlightning.latency.trace import StepTrace
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_unary
+from rlightning.rpc.metrics import Metrics
 from rlightning.rpc.protocol import LIBRARY_VERSION, arrival_of, stamp
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
@@ -115,6 +116,18 @@ class EnvService:
             await self._driver.stop(0.0)
         for group in self._groups:
             await group.close()
+
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of now."""
+        metrics.sessions("Attach", self._clients.sessions)
+        steps = sum(group.env_steps for group in self._groups) + self._attached.env_steps
+        metrics.counter("env_steps_total", "Env steps; every row counts.", steps)
+        metrics.counter("episodes_total", "Finished episodes.", self._log.cursor)
+        text = "Groups of rows."
+        metrics.gauge("groups", text, len(self._groups), kind="hosted")
+        metrics.gauge("groups", text, len(self._attached.groups), kind="attached")
+        if self._driver is not None:
+            self._driver.measure(metrics)
 
     def _attach(self, group: AttachedGroup) -> None:
         if self._driver is None:  # the gate lets no client in before

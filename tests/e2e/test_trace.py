@@ -10,9 +10,10 @@ from tests.e2e.command import CARTPOLE, SMALL, run, settings
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.timeout(180)
 def test_the_stages_of_traced_steps_add_up_and_every_stage_is_shown(tmp_path):
     options = settings(*SMALL, "train.max_env_steps=1500", "log.trace_every=3")
-    code, out, err = run("train", CARTPOLE, *options, "--json", cwd=tmp_path)
+    code, out, err = run("train", CARTPOLE, *options, "--json", cwd=tmp_path, timeout_s=150)
     assert code == 0, err
     end = json.loads(out.splitlines()[-1])
     shown = end["latencies_s"]

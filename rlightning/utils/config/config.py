@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from rlightning.utils.config.base import Config
-from rlightning.utils.config.services import ServicesConfig
+from rlightning.utils.config.services import ServicesConfig, metrics_address
 
 # Backends whose adapter hosts many sub-envs in one env, and those that host exactly one.
 VECTORISED_BACKENDS = frozenset(
@@ -342,6 +342,7 @@ class LearnerConfig(Config):
         anneal_lr: Let the learning rate fall to 0 while `train.max_env_steps` rows are learned
             from.
         torch_threads: Threads of torch in the learner.
+        metrics: HOST:PORT where the learner shows its metrics; see `services.policy.metrics`.
     """
 
     algorithm: Literal["ppo"] = "ppo"
@@ -354,6 +355,13 @@ class LearnerConfig(Config):
     max_grad_norm: float = Field(default=0.5, gt=0)
     anneal_lr: bool = False
     torch_threads: int = Field(default=1, ge=1)
+    metrics: str | None = None
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def check_metrics(cls, metrics: Any) -> Any:
+        """Makes a port an address, and refuses what is none."""
+        return metrics_address(metrics)
 
 
 class LogConfig(Config):

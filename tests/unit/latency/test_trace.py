@@ -6,7 +6,6 @@ from rlightning.latency import STAGES, ActTimes
 from rlightning.latency.clock import OneWay
 from rlightning.latency.trace import TraceFile, TraceLog, trace_step
 
-
 WAYS = OneWay(3e-6, 4e-6, 1e-6)
 
 
