@@ -9,10 +9,10 @@ PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
-NOT_LOCAL := not real_env and not docker and not netns and not gpu
+NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-docker test-netns ci bench bench-smoke prove-demo prove-flakes \
+.PHONY: help install demo test test-fast test-docker test-netns test-node ci bench bench-smoke prove-demo prove-flakes \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
@@ -45,6 +45,9 @@ test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Do
 
 test-netns: $(VENV)/.dev  ## Cut and silence real links between network namespaces; needs root, iproute2 and iptables.
 	$(BIN)/python -m pytest -n0 -m netns tests/netns
+
+test-node: $(VENV)/.dev  ## Attach the JavaScript client of examples/ to a cluster; needs Node.js and npm.
+	$(BIN)/python -m pytest -n0 -m node tests/clients
 
 protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)
@@ -96,7 +99,7 @@ prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-netns test-docker pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-netns test-node test-docker pythons bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

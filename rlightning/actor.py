@@ -208,11 +208,15 @@ class _Actor:
     def _record(self, asked: int, answered: int, stored: int, stepped: int) -> None:
         """Records one step by its stamps, in monotonic nanoseconds."""
         latency, every = self._stats.latency, self._traces.every
-        latency.record("round_trip", (answered - asked) * 1e-9)
-        latency.record("insert", (stored - answered) * 1e-9)
-        latency.record("action_age", (stored - asked) * 1e-9)
-        latency.record("env_step", (stepped - stored) * 1e-9)
-        latency.record("step", (stepped - asked) * 1e-9)
+        latency.record_all(
+            (
+                ("round_trip", (answered - asked) * 1e-9),
+                ("insert", (stored - answered) * 1e-9),
+                ("action_age", (stored - asked) * 1e-9),
+                ("env_step", (stepped - stored) * 1e-9),
+                ("step", (stepped - asked) * 1e-9),
+            )
+        )
         if every and self._stats.steps % every == 0:
             times: ActTimes | None = getattr(self._policy, "times", None)
             env_id = self._env.meta.env_id or ""

@@ -124,6 +124,12 @@ class BufferTable:
         return self._producers
 
     @property
+    def max_items(self) -> int:
+        """How many items of an env can be stored together at most; 0 means any number."""
+        limits = [storage.max_items for storage in self.buffer.storages.values()]
+        return min(filter(None, limits), default=0)
+
+    @property
     def capacity(self) -> int:
         """How many transitions it can hold; for rollouts, of the envs that there are now."""
         if isinstance(self.buffer, RolloutBuffer):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from rlightning.buffer.insert_client import SERVICE, InsertClient
+from rlightning.buffer.insert_client import SERVICE, InsertClient, items_per_message
 from rlightning.buffer.parts import split
 from rlightning.buffer.sample_client import SampleClient
 from rlightning.errors import CodecError, RemoteError, ResourceExhaustedError
@@ -30,6 +30,7 @@ __all__ = [
     "InsertClient",
     "SampleClient",
     "TableStatus",
+    "items_per_message",
 ]
 
 _CALL_TIMEOUT_S = 30.0

@@ -20,7 +20,8 @@ class RolloutGroup(Group):
     """The rows of one env in a ring of rollouts.
 
     Rollout k of a row is its positions [k * length, (k + 1) * length). The ring holds one rollout
-    more than may be kept, in which the pending transitions lie when all others are full.
+    more than may be kept, in which the pending transitions lie when all others are full, and what
+    came with the last one of these.
     """
 
     def __init__(self, meta: EnvMeta, collector: RolloutCollector) -> None:
@@ -44,8 +45,8 @@ class RolloutGroup(Group):
         return checked
 
     def _may_complete(self, at: At) -> Mask | None:
-        bound = self._collector.bound
-        return None if self.highest < bound else self.positions[at] < bound
+        end = self._collector.bound + self._collector.length - 1  # the last slot, for what pends
+        return None if self.highest < end else self.positions[at] < end
 
     def _may_mark(self, positions: npt.NDArray[np.int64]) -> Mask | None:
         return positions >= self._collector.formed * self._collector.length
@@ -144,8 +145,8 @@ class RolloutCollector:
 
     A rollout is complete when each row of each env has `length` transitions in it. At most
     `max_rollouts` are kept, those under collection included: whoever inserts has to wait for
-    `has_room`. Rows that run ahead of others of their own env, which no waiting would help, lose
-    what goes beyond.
+    `has_room`. Items that are stored together may pass that, by less than a rollout. Rows that run
+    ahead of others of their own env, which no waiting would help, lose what goes beyond.
 
     Args:
         length: Transitions of each row in one rollout.
@@ -166,7 +167,7 @@ class RolloutCollector:
 
     @property
     def bound(self) -> int:
-        """Position from which on no transition is complete before a rollout is released."""
+        """Position from which on nothing more is stored before a rollout is released."""
         return (self.oldest + self.max_rollouts) * self.length
 
     @property
@@ -208,13 +209,13 @@ class RolloutCollector:
         group.counters.discarded += int((group.positions - self.formed * self.length).sum())
         self.form()
 
-    def has_room(self, group: RolloutGroup, steps: int) -> bool:
-        """Tells whether a group can store some more steps of all rows now.
+    def has_room(self, group: RolloutGroup) -> bool:
+        """Tells whether a group can store a message now.
 
         True too where waiting would be in vain, since nothing can be released before rows of this
         very group have caught up with the others.
         """
-        if not group.rows or group.highest + steps <= self.bound:
+        if not group.rows or group.highest < self.bound:
             return True
         return group.lowest < (self.oldest + 1) * self.length
 

@@ -188,16 +188,19 @@ class SlidingHistogram:
         """
         if not self._enabled:
             return
-        if not seconds >= 0:
-            _check(seconds)
-        now = time.monotonic()
-        if now >= self._slot_end or len(self._new) >= self._GATHERED:
-            self._settle(now)
-        self._new.append(seconds)
+        self.record_at(time.monotonic(), seconds)
         if uncertainty_s:
             index = self._number % self._SLOTS
             if uncertainty_s > self._uncertainties[index]:
                 self._uncertainties[index] = uncertainty_s
+
+    def record_at(self, now: float, seconds: float) -> None:
+        """Adds one duration at a moment, by `time.monotonic`, also where nothing is enabled."""
+        if not seconds >= 0:
+            _check(seconds)
+        if now >= self._slot_end or len(self._new) >= self._GATHERED:
+            self._settle(now)
+        self._new.append(seconds)
 
     def merge(self, other: SlidingHistogram) -> None:
         """Adds every duration of another one of this process, each in its time."""

@@ -71,14 +71,16 @@ class InsertResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[InsertWelcome, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., ack: _Optional[_Union[InsertAck, _Mapping]] = ..., drain: _Optional[_Union[_session_pb2.Drain, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class InsertWelcome(_message.Message):
-    __slots__ = ("session", "storage_id", "next_seq")
+    __slots__ = ("session", "storage_id", "next_seq", "max_items")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STORAGE_ID_FIELD_NUMBER: _ClassVar[int]
     NEXT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    MAX_ITEMS_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Welcome
     storage_id: str
     next_seq: int
-    def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., storage_id: _Optional[str] = ..., next_seq: _Optional[int] = ...) -> None: ...
+    max_items: int
+    def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., storage_id: _Optional[str] = ..., next_seq: _Optional[int] = ..., max_items: _Optional[int] = ...) -> None: ...
 
 class InsertAck(_message.Message):
     __slots__ = ("seq", "expected_seq", "error", "withheld")

@@ -43,8 +43,8 @@ _MAX_WAITING_BYTES = 64 * 2**20
 _VALUE_BYTES = 256
 # Names are kept for as long as their writer is known, and logged.
 _MAX_NAME = 128
-# An ack costs as much as an insert of small rows, so one stands for several: at once for this many,
-# and after this long for less.
+# An ack costs as much as an insert of small rows, so one stands for several items: at once for this
+# many, and after this long for less.
 _ACK_EVERY = 4
 _ACK_AFTER_S = 0.001
 # Writers whose session is over, and whose numbers are known if they come back.
@@ -82,7 +82,7 @@ class Writer:
         waiting: Messages that came and are not stored, in order.
         refused: Messages that were refused, by number, which the client was not told of yet.
         tasks: Those that work for it: one that acks, and one that stores what waits.
-        unacked: Messages done with since the last ack.
+        unacked: Items done with since the last ack.
         alarm: Sets `progress` for those; None if there are none.
         progress: Set when it is time to ack.
         moved: Set when less is waiting.
@@ -164,6 +164,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         response = pb.InsertResponse()
         response.welcome.storage_id = self._storage_id
         response.welcome.next_seq = writer.next_seq
+        response.welcome.max_items = self._tables[DEFAULT_TABLE].max_items
         return response
 
     def _refuse_rival(self, writer_id: str, env_id: str, session: Session) -> None:
@@ -332,7 +333,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             message.table.refuse(writer.env_id)
             writer.refused[writer.next_seq] = to_error_status(refusal)
         writer.next_seq += 1
-        writer.unacked += 1
+        writer.unacked += len(message.items)
         writer.arrival = message.arrival
         if writer.unacked >= _ACK_EVERY or refusal is not None:
             writer.progress.set()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
-from rlightning.buffer.remote_buffer import InsertClient
+from rlightning.buffer.remote_buffer import InsertClient, items_per_message
 from rlightning.env.env_server import AttachedGroup
 from rlightning.env.hosting import HostedGroup
 from rlightning.errors import (
@@ -35,8 +35,8 @@ _CONNECT_S = 5.0
 _STALLED_S = 1.0
 # How long an actor whose client has left may take to store what came of it.
 _FAREWELL_S = 5.0
-# Messages of one writer that may be unacked.
-_WINDOW = 8
+# Items of one writer that may be unacked.
+_WINDOW = 32
 
 
 class Driver:
@@ -273,7 +273,7 @@ class _Actor:
             services.buffer.dial_address,
             spec=group.meta,
             writer_id=client_id,
-            window_messages=_window(config.buffer),
+            window_items=_window(config.buffer),
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
             stats=latency,
@@ -333,12 +333,16 @@ def _best(offsets: Iterable[ClockOffset]) -> ClockOffset | None:
 
 
 def _window(buffer: BufferConfig) -> int:
-    """Returns how many messages of one writer may be unacked.
+    """Returns how many items of one writer may be unacked.
 
     While the buffer is full, the rows in them have been answered already, like the one before them,
-    which is acked but not complete, and the one after them, which waits for the window. Together
-    they must fit into one rollout, or some would be older than `max_rollouts` versions in the end.
+    which is acked but not complete, those that came with the last that there was room for, and the
+    one after them, which waits for the window. Together they must fit into one rollout, or some
+    would be older than `max_rollouts` versions in the end.
     """
-    if buffer.type == "ReplayBuffer":
-        return _WINDOW
-    return max(1, min(_WINDOW, buffer.rollout_length - 2))
+    window = _WINDOW
+    if buffer.type != "ReplayBuffer":
+        room = buffer.rollout_length - 2
+        while window > 1 and window + items_per_message(window) - 1 > room:
+            window -= 1
+    return window

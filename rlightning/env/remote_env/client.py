@@ -152,12 +152,8 @@ class RemoteEnvClient:
             self._loop = LoopThread("rlightning-attach")
         job = self._loop.submit(self._run())
         try:
-            self._thread.run_until_done(job)
+            self._thread.run_until_done(job, self.stop)
         except KeyboardInterrupt:
-            self.stop()
-            # What the env was doing is lost; the server is told all the same.
-            with suppress(Exception):
-                self._thread.run_until_done(job)
             self.close()
             raise
 
