@@ -12,11 +12,11 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-docker test-netns test-node ci bench bench-smoke prove-demo prove-flakes \
+.PHONY: help install demo test test-fast test-docker test-netns test-node ci bench bench-smoke prove-demo prove-flakes prove-sb3 \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -92,6 +92,9 @@ bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly and assert half th
 
 prove-demo: $(VENV)/.run  ## Solve CartPole with ten seeds in a row.
 	$(BIN)/python -m benchmarks.prove_demo
+
+prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
+	$(BIN)/python -m benchmarks.prove_sb3
 
 prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 	for i in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q -m "$(NOT_LOCAL)" || exit 1; done

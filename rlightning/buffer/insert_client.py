@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ class InsertClient:
         spec: The group: its id, spaces and number of rows.
         writer_id: Id of this writer, new per process and group, `[A-Za-z0-9._-]{1,64}`; default: a
             random one.
-        table: Which table; empty means `default`.
+        tables: Where the rows go: a table, or several of them; empty means `default`.
         window_items: Items that may be unacked. They may be older than what the buffer has room
             for, so a learner that wants fresh rows wants few of them. A message holds half of them
             at most.
@@ -106,7 +107,7 @@ class InsertClient:
         *,
         spec: EnvMeta,
         writer_id: str | None = None,
-        table: str = "",
+        tables: str | Sequence[str] = "",
         window_items: int = 8,
         window_bytes: int = 16 * 2**20,
         rpc: RpcConfig | None = None,
@@ -122,12 +123,13 @@ class InsertClient:
         self._channel = connect(address, rpc=rpc, auth=auth)
         self._spec = spec
         self._writer_id = writer_id or f"writer-{uuid.uuid4().hex[:16]}"
+        self._tables = [name for name in ([tables] if isinstance(tables, str) else tables) if name]
         self._window_items = window_items
         self._window_bytes = window_bytes
         self._per_message = 1
         self._session: SessionClient[pb.InsertRequest, pb.InsertResponse] | None = None
         self._left_ns = 0  # of the first item of the next message
-        self._next = InsertMessage(table)
+        self._next = InsertMessage()
         self._window: deque[_Sent] = deque()
         self._unsent: deque[_Sent] = deque()
         self._sending = asyncio.Lock()
@@ -141,6 +143,7 @@ class InsertClient:
         self._progress = asyncio.Event()
         self._failure: RemoteError | None = None
         self._refusal: RemoteError | None = None
+        self._blocked: RemoteError | None = None
         self._withheld = 0
         self._waits_for_room = True
 
@@ -201,7 +204,12 @@ class InsertClient:
         await self.close()
 
     async def insert(
-        self, env_ret: EnvRet, response: PolicyResponse | None, *, new_segment: bool = False
+        self,
+        env_ret: EnvRet,
+        response: PolicyResponse | None,
+        *,
+        new_segment: bool = False,
+        table: str = "",
     ) -> None:
         """Takes one item, once there is room in the window; one call at a time.
 
@@ -209,6 +217,7 @@ class InsertClient:
             env_ret: What the env returned. It is encoded before this returns.
             response: The policy's answer to it; None closes the rows that it ends.
             new_segment: Nothing before this item is joined to it.
+            table: The one of the `tables` that it goes to; empty: all of them.
 
         Raises:
             InvalidRequestError: The server refused an earlier item, which does not fit; the error
@@ -217,6 +226,9 @@ class InsertClient:
             ResourceExhaustedError: The item passes the session's cap.
             CodecError: The item holds something that cannot be sent.
             StorageFullError: There is no room, and nobody waits for it: `stop_waiting_for_room`.
+            PreconditionError: Inserts wait for samples, and samples for inserts; the reason is
+                `BLOCKED`, and the message has the counters. This item was not sent; another call
+                waits on.
             RemoteError: The session ended for good.
         """
         session = self._session
@@ -234,6 +246,9 @@ class InsertClient:
             fill_policy_response(item.response, response, writer)
         pieces = writer.pieces(item)
         nbytes = sum(memoryview(piece).nbytes for piece in pieces)
+        if table != self._next.table:
+            self._close_message()
+            self._next.table = table
         await self._put(pieces, nbytes, writer.used()[0], env_ret.left_ns)
 
     def _is_window_full(self) -> bool:
@@ -340,6 +355,7 @@ class InsertClient:
             DeadlineExceededError: It took longer.
             InvalidRequestError: The server refused an item, as in `insert`.
             StorageFullError: As in `insert`.
+            PreconditionError: As in `insert`.
             RemoteError: The session ended for good.
         """
         try:
@@ -359,6 +375,9 @@ class InsertClient:
     async def _progressed(self) -> None:
         """Waits until the window may have changed."""
         self._raise_errors()
+        if self._blocked is not None:
+            blocked, self._blocked = self._blocked, None
+            raise blocked
         if self._waits_for_room:
             self._progress.clear()
             await self._progress.wait()
@@ -393,6 +412,7 @@ class InsertClient:
     def _prepare_hello(self, request: pb.InsertRequest) -> None:
         request.hello.writer_id = self._writer_id
         request.hello.storage_id = self._storage_id
+        request.hello.tables.extend(self._tables)
 
     async def _on_welcome(self, reader: Reader[pb.InsertResponse]) -> None:
         welcome = reader.message.welcome
@@ -431,6 +451,9 @@ class InsertClient:
         self._withheld = ack.withheld
         if self.stats.enabled:
             self._record(ack.seq, reader.message.timing)
+        self._blocked = None
+        if ack.HasField("blocked"):
+            self._blocked = from_error_status(ack.blocked, peer=self.address)
         self._forget(ack.seq)
         if ack.expected_seq:
             raise PreconditionError(

@@ -17,21 +17,32 @@ _ENVELOPE_BYTES = 256
 class InsertMessage:
     """The items of the next message, encoded.
 
-    Args:
-        table: Which table; empty means `default`.
-
     Attributes:
         items: How many there are.
         leaves: How many values they hold.
         item_bytes: Size of all of them, in bytes.
-        envelope_bytes: What the message has beside them at most, in bytes.
     """
 
-    def __init__(self, table: str) -> None:
-        self._table = pb.InsertItems(table=table).SerializeToString()
+    def __init__(self) -> None:
+        self._name = ""
+        self._table = b""
         self._parts: list[Any] = []
         self.items = self.leaves = self.item_bytes = 0
-        self.envelope_bytes = _ENVELOPE_BYTES + len(self._table)
+
+    @property
+    def envelope_bytes(self) -> int:
+        """What the message has beside its items at most, in bytes."""
+        return _ENVELOPE_BYTES + len(self._table)
+
+    @property
+    def table(self) -> str:
+        """The table that all items go to; empty means those of the hello."""
+        return self._name
+
+    @table.setter
+    def table(self, name: str) -> None:
+        assert not self.items
+        self._name, self._table = name, pb.InsertItems(table=name).SerializeToString()
 
     def add(self, item: Sequence[Any], nbytes: int, leaves: int) -> None:
         """Adds an item.

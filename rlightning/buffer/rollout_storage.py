@@ -64,7 +64,7 @@ class RolloutStorage(Storage):
         return 0  # nothing of the envs that are opened is stored there, and `sample` drops the rest
 
     def _opened(self, meta: EnvMeta) -> Group:
-        return self.rollouts.open(meta)
+        return self.rollouts.open(meta, from_space=self._pipeline.from_space)
 
     def _close(self, group: Group) -> None:
         if isinstance(group, RolloutGroup):

@@ -24,9 +24,12 @@ class RolloutGroup(Group):
     came with the last one of these.
     """
 
-    def __init__(self, meta: EnvMeta, collector: RolloutCollector) -> None:
+    def __init__(
+        self, meta: EnvMeta, collector: RolloutCollector, *, from_space: bool = True
+    ) -> None:
         ring = (collector.max_rollouts + 1) * collector.length
-        super().__init__(meta, ring, start=collector.formed * collector.length)
+        start = collector.formed * collector.length
+        super().__init__(meta, ring, start=start, from_space=from_space)
         self._collector = collector
 
     def check(self, step: Step, before: CheckedStep | None = None) -> CheckedStep:
@@ -111,13 +114,33 @@ class Rollout:
             leaf.nbytes for part in self._parts for name in self._layouts for leaf in part[name]
         )
 
-    def columns(self) -> dict[str, Any]:
-        """Returns the columns by name, [length, rows of all envs, ...]; read-only.
+    def columns(self, first: int = 0, stop: int | None = None) -> dict[str, Any]:
+        """Returns the columns by name, [length, rows, ...]; read-only.
 
-        They are views into the ring if there is one env, which change once the rollout is released.
-        Safe to call from another thread until then.
+        They are views into the ring if they are of one env, which change once the rollout is
+        released. Safe to call from another thread until then.
+
+        Args:
+            first: The first of the rows, which count over all envs.
+            stop: The one after the last of them; None: all.
         """
-        return _merged(self._layouts, self._parts, axis=1)
+        parts = []
+        for part, (begin, end) in zip(self._parts, self.within(first, stop), strict=True):
+            if end > begin:
+                parts.append(
+                    {name: [leaf[:, begin:end] for leaf in part[name]] for name in self._layouts}
+                )
+        return _merged(self._layouts, parts, axis=1)
+
+    def within(self, first: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
+        """Returns which rows of each env are among rows [first, stop) of all of them."""
+        stop = sum(self.rows) if stop is None else stop
+        spans, offset = [], 0
+        for rows in self.rows:
+            begin, end = (min(max(edge - offset, 0), rows) for edge in (first, stop))
+            spans.append((begin, end))
+            offset += rows
+        return spans
 
 
 def _layouts(groups: Sequence[RolloutGroup]) -> dict[str, Layout]:
@@ -197,9 +220,10 @@ class RolloutCollector:
         held = (group for rollout in self._held.values() for group in rollout.groups)
         return {*self.groups.values(), *held}
 
-    def open(self, meta: EnvMeta) -> RolloutGroup:
-        """Adds an env, whose rows the next rollout waits for."""
-        group = self.groups[meta.env_id or ""] = RolloutGroup(meta, self)
+    def open(self, meta: EnvMeta, *, from_space: bool = True) -> RolloutGroup:
+        """Adds an env, whose rows the next rollout waits for; see `Group`."""
+        group = RolloutGroup(meta, self, from_space=from_space)
+        self.groups[group.env_id] = group
         return group
 
     def close(self, env_id: str) -> None:

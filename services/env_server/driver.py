@@ -12,7 +12,9 @@ from typing import Any
 
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
 from rlightning.buffer.remote_buffer import InsertClient, items_per_message
-from rlightning.env.env_server import AttachedGroup
+from rlightning.buffer.routing import tables_of
+from rlightning.env.attached import AttachedGroup
+from rlightning.env.control import Quorum
 from rlightning.env.hosting import HostedGroup
 from rlightning.errors import (
     AlreadyExistsError,
@@ -48,6 +50,7 @@ class Driver:
         config: Sections `services`, where they are, and `buffer`, how far actors may run ahead.
         groups: What is stepped; reset.
         control: Pauses and stops.
+        quorum: Nothing is stepped before it is reached.
         on_failure: Called with the error of an actor that gave up.
 
     Attributes:
@@ -61,12 +64,14 @@ class Driver:
         groups: list[HostedGroup],
         control: ActorControl,
         *,
+        quorum: Quorum,
         on_failure: Callable[[RLightningError], None],
     ) -> None:
         self.latency = LatencyStats(enabled=config.log.latency)
         self.traces = TraceLog(config.log.trace_every)
         self._config = config
         self._control = control
+        self._quorum = quorum
         self._on_failure = on_failure
         self._actors = [self._actor(group, control) for group in groups]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
@@ -84,13 +89,19 @@ class Driver:
         group.store = actor.store
         self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
 
-    def detach(self, group: AttachedGroup) -> None:
-        """Ends the actor of a client that has left, once what came of it is stored."""
-        if group in self._attached:
-            actor, task = self._attached.pop(group)
-            farewell = asyncio.create_task(self._part(group, actor, task))
-            self._farewells[farewell] = actor
-            farewell.add_done_callback(self._farewells.pop)
+    def detach(self, group: AttachedGroup) -> bool:
+        """Ends the actor of a client that has left, once what came of it is stored.
+
+        Returns:
+            Whether it had one.
+        """
+        if group not in self._attached:
+            return False
+        actor, task = self._attached.pop(group)
+        farewell = asyncio.create_task(self._part(group, actor, task))
+        self._farewells[farewell] = actor
+        farewell.add_done_callback(self._farewells.pop)
+        return True
 
     async def stop(self, timeout_s: float) -> None:
         """Ends every actor after its step in flight and waits until what it inserted is acked.
@@ -177,7 +188,7 @@ class Driver:
         return [*self._actors, *(actor for actor, _ in self._attached.values())]
 
     def _actor(self, group: HostedGroup | AttachedGroup, control: ActorControl) -> _Actor:
-        return _Actor(self._config, group, control, self.latency, self.traces)
+        return _Actor(self._config, group, control, self.latency, self.traces, self._quorum)
 
     async def _drive(self, actor: _Actor) -> None:
         env_id = actor.group.env_id
@@ -253,12 +264,15 @@ class _Actor:
         control: ActorControl,
         latency: LatencyStats,
         traces: TraceLog,
+        quorum: Quorum,
     ) -> None:
         services = config.services
+        tables = tables_of(config.buffer, group.env_id)
         # New per process: a server takes the group of a restarted process for another client.
         client_id = f"{group.env_id.replace('/', '.')[:50]}.{uuid.uuid4().hex[:12]}"
         self.group = group
         self.control = control
+        self.quorum = quorum
         self.stats = ActorStats(latency=latency)
         self._traces = traces
         self.policy = PolicyClient(
@@ -273,7 +287,8 @@ class _Actor:
             services.buffer.dial_address,
             spec=group.meta,
             writer_id=client_id,
-            window_items=_window(config.buffer),
+            tables=list(tables),
+            window_items=min(map(_window, tables.values())),
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
             stats=latency,
@@ -282,6 +297,8 @@ class _Actor:
 
     async def run(self) -> None:
         with self.group.activity.told_by_sessions():
+            while not (self.quorum.reached or self.control.stopping):
+                await self.control.sleep(0.05)
             await self._connected("policy", self.policy.start)
             if isinstance(self.group, AttachedGroup):
                 # Rollouts wait for whoever writes: not for one that has not begun.

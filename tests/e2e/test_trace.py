@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(180)
 def test_the_stages_of_traced_steps_add_up_and_every_stage_is_shown(tmp_path):
-    options = settings(*SMALL, "train.max_env_steps=1500", "log.trace_every=3")
+    options = settings(*SMALL, "train.max_env_steps=600", "log.trace_every=1")
     code, out, err = run("train", CARTPOLE, *options, "--json", cwd=tmp_path, timeout_s=150)
     assert code == 0, err
     end = json.loads(out.splitlines()[-1])

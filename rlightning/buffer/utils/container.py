@@ -120,6 +120,11 @@ class DataContainer:
         return len(self.episode_registry) if self.unit == "episode" else self.size
 
     @property
+    def pushed_units(self) -> int:
+        """Transitions or episodes pushed since the start."""
+        return self.episode_registry.total if self.unit == "episode" else self.pushed_total
+
+    @property
     def room(self) -> int:
         """Transitions that can be pushed before some are overwritten or refused."""
         return self.capacity - self._used
@@ -485,17 +490,28 @@ class DataContainer:
         slots = np.flatnonzero(mine & (self.data_use_counter >= 0))
         if self.unit == "episode":
             slots = self.episode_registry.drop_at(int(slots[0])) if len(slots) else slots
-        self._release(slots)
-        if self.unit == "transition" and len(slots):
-            self._holes += len(slots)
-            self._valid = None
-            if self._used < self.capacity or self.mode == "fixed":
-                # Nothing came after those at the end, so that their slots can be written next.
-                alive = np.flatnonzero(self.data_use_counter[: self._used] >= 0)
-                used = int(alive[-1]) + 1 if len(alive) else 0
-                self._holes -= self._used - used
-                self._used = self.pointer = used
+            self._release(slots)
+        else:
+            self.remove(slots)
         return len(slots)
+
+    def remove(self, slots: Slots) -> None:
+        """Removes single transitions, with unit `transition`.
+
+        Args:
+            slots: Where they are; each holds one.
+        """
+        self._release(slots)
+        if not len(slots):
+            return
+        self._holes += len(slots)
+        self._valid = None
+        if self._used < self.capacity or self.mode == "fixed":
+            # Nothing came after those at the end, so that their slots can be written next.
+            alive = np.flatnonzero(self.data_use_counter[: self._used] >= 0)
+            used = int(alive[-1]) + 1 if len(alive) else 0
+            self._holes -= self._used - used
+            self._used = self.pointer = used
 
     def clear(self) -> None:
         """Drops all transitions; the memory stays allocated."""

@@ -15,7 +15,8 @@ from tests.unit.buffer.scripted import ScriptedEnv
 @pytest.mark.parametrize("frozen", [False, True])
 def test_it_is_valid_protobuf_of_a_known_size(table: str, frozen: bool) -> None:
     env = ScriptedEnv(2)
-    message, expected = InsertMessage(table), pb.InsertRequest()
+    message, expected = InsertMessage(), pb.InsertRequest()
+    message.table = table
     for number in range(2):  # it is used again and again
         expected.Clear()
         expected.insert.seq, expected.insert.epoch, expected.insert.table = 300 + number, 2, table
