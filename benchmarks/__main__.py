@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import datetime, timezone
 
-from benchmarks import act, bench_buffer, bench_memory, buffer_net, codec, demo
+from benchmarks import act, bench_buffer, bench_memory, buffer_net, codec, demo, latency_cost
 from benchmarks.harness import machine
 
 SUITES = {
@@ -14,6 +14,7 @@ SUITES = {
     "buffer-net": buffer_net.measure,
     "memory": bench_memory.measure,
     "act": act.measure,
+    "latency-cost": latency_cost.measure,
     "demo": demo.measure,
 }
 SMOKE = ("codec", "act")

@@ -22,7 +22,9 @@ from rlightning.errors import (
     RemoteError,
     ResourceExhaustedError,
 )
+from rlightning.latency import ClockOffset
 from rlightning.rpc.channel import connect, unary, unary_stream
+from rlightning.rpc.protocol import measure, stamp
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Batch, ChunkJoiner, Limits, Reader, decode_batch, read_value
@@ -86,6 +88,9 @@ class BufferClient:
         max_batch_bytes: How large an answer of `get` may be.
         rpc: Limits and times.
         auth: Token and certificates.
+
+    Attributes:
+        offset: The server's clock against this one, as far as `describe` tells.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class BufferClient:
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
     ) -> None:
+        self.offset = ClockOffset()
         self._channel = connect(address, rpc=rpc, auth=auth)
         self._max_batch_bytes = max_batch_bytes
 
@@ -132,13 +138,16 @@ class BufferClient:
             NotFoundError: There is no such table.
             UnavailableError: The server could not be reached.
         """
+        request = pb.BufferServiceDescribeRequest(table=table)
+        stamp(request)
         response = await unary(
             self._channel,
             f"/{SERVICE}/Describe",
-            pb.BufferServiceDescribeRequest(table=table),
+            request,
             pb.BufferServiceDescribeResponse,
             timeout=timeout_s,
         )
+        measure(self.offset, request, response)
         reader = Reader(pb.BufferServiceDescribeResponse, response.SerializeToString())
         return BufferStatus(
             response.library_version,

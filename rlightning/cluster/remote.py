@@ -27,7 +27,8 @@ from rlightning.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-from rlightning.policy import PolicyClient, WeightPublisher
+from rlightning.latency import LatencyStats
+from rlightning.policy import PolicyClient, PolicyDescription, WeightPublisher
 from rlightning.policy.publisher import publish_timeout_s
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
@@ -47,6 +48,7 @@ _HOLD_S = 10.0
 _SNAPSHOT_S = 600.0
 # What a learner is told of, while a service is away, that everybody knows already.
 _FOLLOWS = (PRODUCER_SILENT, SHARD_MISSING)
+_PUBLISHING_KEPT = 256
 
 
 class RemoteBackend:
@@ -62,6 +64,9 @@ class RemoteBackend:
         self._launcher = launcher
         self._loop = shared_loop()
         self._cursor = 0
+        self._trace_cursor = 0
+        self._latency = LatencyStats("first_use")
+        self._publishing: dict[int, int] = {}
         self._steps_before = 0
         self._steps = 0
         self._silent_until = 0.0
@@ -145,6 +150,9 @@ class RemoteBackend:
 
     def publish(self, version: int, weights: bytes) -> None:
         """Lets the policy act with new weights; returns when it does."""
+        self._publishing[version] = time.monotonic_ns()
+        if len(self._publishing) > _PUBLISHING_KEPT:
+            del self._publishing[next(iter(self._publishing))]
         self._patiently(
             lambda timeout_s: self._publisher.publish(version, weights, timeout_s=timeout_s),
             max(_PATIENCE_S, publish_timeout_s(len(weights))),
@@ -195,7 +203,9 @@ class RemoteBackend:
     async def _describe_env(self) -> EnvStatus:
         # One at a time: an answer that is overtaken would look like that of a server come back.
         async with self._counting:
-            env = await self._env.describe(self._cursor, timeout_s=_LOOK_TIMEOUT_S)
+            env = await self._env.describe(
+                self._cursor, trace_cursor=self._trace_cursor, timeout_s=_LOOK_TIMEOUT_S
+            )
             if env.env_steps < self._steps:  # an env server that came back counts from 0
                 self._steps_before += self._steps
             self._steps = env.env_steps
@@ -230,7 +240,8 @@ class RemoteBackend:
             self._describe_env(),
             asyncio.gather(*map(self._stats_of, self._buffers)),
         )
-        self._cursor = env.episode_cursor
+        self._cursor, self._trace_cursor = env.episode_cursor, env.trace_cursor
+        self._record_first_uses(policy)
         latencies = dict(find_latencies(env.stats, "env."))
         shards = {
             "buffer." if len(buffers) == 1 else f"buffer-{i}.": stats
@@ -238,14 +249,16 @@ class RemoteBackend:
         }
         for prefix, stats in {"policy.": policy.stats, **shards}.items():
             for name, summary in find_latencies(stats, prefix):
-                # The env server knows the policy server's stages from its answers, too.
-                latencies.pop(name.replace(prefix, "env.", 1), None)
+                if prefix == "policy.":  # whose stages the env server knows from its answers, too
+                    latencies.pop(name.replace(prefix, "env.", 1), None)
                 latencies[name] = summary
+        latencies.update(find_latencies(self._latency.summary(), "learner."))
         return ClusterState(
             env_steps=self._steps_before + self._steps,
             episodes=env.episodes,
             policy_version=policy.policy_version,
             latencies=latencies,
+            traces=env.traces,
         )
 
     async def _stats_of(self, buffer: BufferClient) -> Mapping[str, Any]:
@@ -255,6 +268,16 @@ class RemoteBackend:
             if len(self._buffers) == 1:
                 raise
             return {}  # one of several, which the learner may do without
+
+    def _record_first_uses(self, policy: PolicyDescription) -> None:
+        """Records how long versions took from here to their first use at the policy server."""
+        offset = self._policy.offset
+        for use in policy.stats.get("first_uses", ()):
+            begun_ns = self._publishing.pop(int(use["version"]), None)
+            if begun_ns is not None:
+                taken = offset.uplink(begun_ns, int(use["used_ns"]))
+                if taken is not None:
+                    self._latency.record("first_use", *taken)
 
     def check(self) -> None:
         """Raises when a service is gone for good."""

@@ -80,6 +80,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
 
     Attributes:
         offset: The server's clock against this one.
+        encoded: Stamp of a request, and when it was encoded if that took its time: then it left.
         epoch: That of the current stream; 0 before the first welcome.
         resumed: Whether the server still held the session's state at the last welcome.
         lost_ns: When the last stream ended, by the monotonic clock; before the first one, when the
@@ -114,6 +115,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
             )
         self.client_id = client_id
         self.offset = ClockOffset()
+        self.encoded = (0, 0)
         self.epoch = 0
         self.resumed = False
         self.lost_ns = time.monotonic_ns()
@@ -148,6 +150,11 @@ class SessionClient(Generic[RequestT, ResponseT]):
     def connected(self) -> bool:
         """Whether a stream is open and welcomed."""
         return self._stream is not None
+
+    @property
+    def heard_ns(self) -> int:
+        """When the server was last heard, in monotonic nanoseconds; 0 while there is no stream."""
+        return 0 if self._stream is None else self._stream.heard_ns
 
     @property
     def last_error(self) -> RemoteError | None:
@@ -413,11 +420,15 @@ class SessionClient(Generic[RequestT, ResponseT]):
 
     def _measure(self, stream: ClientStream, message: Any) -> None:
         timing = message.timing
-        if timing.echo_sent_ns:
+        sent_ns = timing.echo_sent_ns
+        if sent_ns:
             offset = self.offset
             if timing.clock_id != offset.clock_id or stream.same_clock != offset.same_clock:
                 offset.set_peer(timing.clock_id, same_clock=stream.same_clock)
-            offset.update(timing.echo_sent_ns, timing.received_ns, timing.sent_ns, stream.heard_ns)
+            stamped_ns, encoded_ns = self.encoded
+            if sent_ns == stamped_ns:
+                sent_ns = encoded_ns
+            offset.update(sent_ns, timing.received_ns, timing.sent_ns, stream.heard_ns)
 
     async def _beat(self, stream: ClientStream) -> None:
         """Sends heartbeats; ends the stream when the server falls silent."""

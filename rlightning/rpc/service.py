@@ -19,7 +19,9 @@ class Service(Protocol):
     A service may also have an attribute `early_methods`, a collection of method names that are
     served while it starts. All others wait for the start, for a bounded time, and then end with
     UNAVAILABLE. And it may have an attribute `failure`, an `asyncio.Future` that gets an exception
-    when the service cannot go on: `run_server` then stops it in order, with exit status 1.
+    when the service cannot go on: `run_server` then stops it in order, with exit status 1. And it
+    may have a method `measure(metrics)` that adds what it counts to a `rlightning.rpc.metrics`
+    `Metrics`, on the event loop.
     """
 
     name: str

@@ -307,22 +307,26 @@ class CheckpointResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class BufferServiceDescribeRequest(_message.Message):
-    __slots__ = ("table",)
+    __slots__ = ("table", "timing")
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     table: str
-    def __init__(self, table: _Optional[str] = ...) -> None: ...
+    timing: _session_pb2.Timing
+    def __init__(self, table: _Optional[str] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class BufferServiceDescribeResponse(_message.Message):
-    __slots__ = ("library_version", "storage_id", "tables", "stats")
+    __slots__ = ("library_version", "storage_id", "tables", "stats", "timing")
     LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     STORAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     library_version: str
     storage_id: str
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     stats: _tensor_pb2.Value
-    def __init__(self, library_version: _Optional[str] = ..., storage_id: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ...) -> None: ...
+    timing: _session_pb2.Timing
+    def __init__(self, library_version: _Optional[str] = ..., storage_id: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
     __slots__ = ("name", "size", "capacity", "writers", "inserted_total", "sampled_total")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
@@ -23,8 +24,10 @@ from rlightning.errors import (
     StorageFullError,
     UnavailableError,
 )
-from rlightning.latency import LatencyStats
+from rlightning.latency import ClockOffset, LatencyStats
+from rlightning.latency.trace import TraceLog
 from rlightning.policy.remote_policy import PolicyClient
+from rlightning.rpc.metrics import Metrics
 from rlightning.types import EnvRet
 from rlightning.utils.config import BufferConfig, MainConfig
 
@@ -50,6 +53,10 @@ class Driver:
         control: Pauses and stops.
         quorum: Nothing is stepped before it is reached.
         on_failure: Called with the error of an actor that gave up.
+
+    Attributes:
+        latency: Durations of the stages, of all groups together.
+        traces: The last traced steps.
     """
 
     def __init__(
@@ -61,15 +68,14 @@ class Driver:
         quorum: Quorum,
         on_failure: Callable[[RLightningError], None],
     ) -> None:
+        self.latency = LatencyStats(enabled=config.log.latency)
+        self.traces = TraceLog(config.log.trace_every)
         self._config = config
         self._control = control
         self._quorum = quorum
         self._on_failure = on_failure
         self._table = make_table(config.buffer)
-        self._actors = [
-            _Actor(config, group, control, quorum, self.buffer_of(group.env_id, hosted=True))
-            for group in groups
-        ]
+        self._actors = [self._actor(group, control, hosted=True) for group in groups]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
         self._farewells: dict[asyncio.Task[None], _Actor] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -81,8 +87,7 @@ class Driver:
 
     def attach(self, group: AttachedGroup) -> None:
         """Starts the actor of a client's env; returns at once."""
-        address = self.buffer_of(group.env_id)
-        actor = _Actor(self._config, group, self._control.branch(), self._quorum, address)
+        actor = self._actor(group, self._control.branch())
         group.store = actor.store
         self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
 
@@ -150,12 +155,7 @@ class Driver:
 
     def stats(self) -> dict[str, Any]:
         """Returns counters, and seconds by stage, over all groups."""
-        latency = LatencyStats()
-        actors = [*self._actors, *(actor for actor, _ in self._attached.values())]
-        for actor in actors:
-            latency.merge(actor.stats.latency)
-            # The actor's own `round_trip` is the same as the client's `act`.
-            latency.merge({n: h for n, h in actor.policy.stats.items() if n != "act"})
+        actors = self._all_actors()
         stats = {actor.group.env_id: actor.stats for actor in actors}
         hosted = [actor.group for actor in actors if isinstance(actor.group, HostedGroup)]
         return {
@@ -167,8 +167,50 @@ class Driver:
             "segments": sum(one.segments for one in stats.values()),
             "inserts_resent": sum(actor.buffer.resent for actor in actors),
             "last_errors": {name: one.last_error for name, one in stats.items() if one.last_error},
-            "latency": latency.summary(),
+            "one_way_unknown": sum(actor.policy.one_way_unknown for actor in actors),
+            "latency": self.latency.summary(),
+            "latency_window_s": self.latency.WINDOW_S,
+            "clocks": {name: offset.summary() for name, offset in self.clocks().items()},
         }
+
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of all groups."""
+        metrics.stages(self.latency)
+        metrics.clocks({name: offset.summary() for name, offset in self.clocks().items()})
+        actors = self._all_actors()
+        unknown = sum(actor.policy.one_way_unknown for actor in actors)
+        for name, text, value in (
+            ("env_errors", "Times an env failed", sum(a.stats.env_errors for a in actors)),
+            (
+                "policy_errors",
+                "Answers refused",
+                sum(a.stats.policy_errors for a in actors),
+            ),
+            ("inserts_resent", "Inserts sent again", sum(a.buffer.resent for a in actors)),
+            ("one_way_unknown", "Answers whose uplink and downlink are not known", unknown),
+        ):
+            metrics.gauge(name, f"{text}, of the groups that are here.", value)
+
+    def clocks(self) -> dict[str, ClockOffset]:
+        """Returns the clocks of policy and buffer server, as the best-informed group has them."""
+        actors = self._all_actors()
+        buffers = [actor.buffer.offset for actor in actors]
+        found = {
+            "policy": _best([actor.policy.offset for actor in actors]),
+            "buffer": _best([offset for offset in buffers if offset is not None]),
+        }
+        return {name: offset for name, offset in found.items() if offset is not None}
+
+    def _all_actors(self) -> list[_Actor]:
+        return [*self._actors, *(actor for actor, _ in self._attached.values())]
+
+    def _actor(
+        self, group: HostedGroup | AttachedGroup, control: ActorControl, *, hosted: bool = False
+    ) -> _Actor:
+        address = self.buffer_of(group.env_id, hosted=hosted)
+        return _Actor(
+            self._config, group, control, self.latency, self.traces, self._quorum, address
+        )
 
     async def _drive(self, actor: _Actor) -> None:
         env_id = actor.group.env_id
@@ -242,6 +284,8 @@ class _Actor:
         config: MainConfig,
         group: HostedGroup | AttachedGroup,
         control: ActorControl,
+        latency: LatencyStats,
+        traces: TraceLog,
         quorum: Quorum,
         buffer_address: str,
     ) -> None:
@@ -252,13 +296,15 @@ class _Actor:
         self.group = group
         self.control = control
         self.quorum = quorum
-        self.stats = ActorStats()
+        self.stats = ActorStats(latency=latency)
+        self._traces = traces
         self.policy = PolicyClient(
             services.policy.dial_address,
             spec=group.meta,
             client_id=client_id,
             rpc=services.policy.rpc,
             auth=services.policy.auth,
+            stats=latency,
         )
         self.buffer = InsertClient(
             buffer_address,
@@ -268,6 +314,7 @@ class _Actor:
             window_items=min(map(_window, tables.values())),
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
+            stats=latency,
         )
         self._info_keys = group.config.info_keys if isinstance(group, HostedGroup) else INFO_KEYS
 
@@ -288,6 +335,7 @@ class _Actor:
                 info_keys=self._info_keys,
                 control=self.control,
                 stats=self.stats,
+                traces=self._traces,
             )
 
     async def store(self, env_ret: EnvRet) -> None:
@@ -310,6 +358,18 @@ class _Actor:
                 await self.control.sleep(0.1)
             else:
                 return
+
+
+def _best(offsets: Iterable[ClockOffset]) -> ClockOffset | None:
+    """Returns the offset that is known best, or one that is not known if none is."""
+    best: ClockOffset | None = None
+    least = math.inf
+    for offset in offsets:
+        uncertainty = offset.uncertainty_ns
+        if best is None or (uncertainty is not None and uncertainty < least):
+            best = offset
+            least = math.inf if uncertainty is None else uncertainty
+    return best
 
 
 def _window(buffer: BufferConfig) -> int:

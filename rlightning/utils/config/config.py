@@ -13,7 +13,7 @@ from typing_extensions import Self
 from rlightning.errors import ConfigError
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, check_address
-from rlightning.utils.config.services import ServicesConfig
+from rlightning.utils.config.services import ServicesConfig, metrics_address
 
 # Backends whose adapter hosts many sub-envs in one env, and those that host exactly one.
 VECTORISED_BACKENDS = frozenset(
@@ -621,6 +621,7 @@ class LearnerConfig(Config):
         target_entropy: Entropy of the actions, scaled to [-1, 1], that `sac` aims at; None: minus
             the number of their components.
         torch_threads: Threads of torch in the learner.
+        metrics: HOST:PORT where the learner shows its metrics; see `services.policy.metrics`.
     """
 
     algorithm: str = "ppo"
@@ -648,6 +649,13 @@ class LearnerConfig(Config):
     alpha_init: float = Field(default=1.0, gt=0)
     target_entropy: float | None = None
     torch_threads: int = Field(default=1, ge=1)
+    metrics: str | None = None
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def check_metrics(cls, metrics: Any) -> Any:
+        """Makes a port an address, and refuses what is none."""
+        return metrics_address(metrics)
 
     @field_validator("algorithm")
     @classmethod
@@ -671,6 +679,9 @@ class LogConfig(Config):
             env.
         log_dir: Folder of all runs.
         mode: Documented; no effect here.
+        latency: Measure how long each stage takes.
+        trace_every: Trace every so many steps of each group into `trace.json` of the run's folder,
+            which Perfetto shows; 0: none.
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -679,6 +690,8 @@ class LogConfig(Config):
     name: str | None = None
     log_dir: str = "runs"
     mode: str | None = None
+    latency: bool = True
+    trace_every: int = Field(default=0, ge=0)
 
     @field_validator("name")
     @classmethod
