@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from rlightning.buffer.arguments import refuse_data_dir
+from rlightning.buffer.arguments import check_shards, refuse_data_dir
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.rendezvous import BLOCKED
@@ -33,6 +33,7 @@ class LocalBuffer:
         refuse_data_dir(config)
         if config.tables:
             raise ConfigError("buffer.tables: only a buffer server has several tables")
+        check_shards(config)
         self.table = BufferTable("default", config)
         self._lent: Taken | None = None
         self._batches = 0

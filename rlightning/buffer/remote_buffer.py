@@ -22,7 +22,9 @@ from rlightning.errors import (
     RemoteError,
     ResourceExhaustedError,
 )
+from rlightning.latency import ClockOffset
 from rlightning.rpc.channel import connect, unary, unary_stream
+from rlightning.rpc.protocol import measure, stamp
 from rlightning.rpc.status import NO_DATA_DIR
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import buffer_service_pb2 as pb
@@ -101,6 +103,9 @@ class BufferClient:
         max_batch_bytes: How large an answer of `get` may be.
         rpc: Limits and times.
         auth: Token and certificates.
+
+    Attributes:
+        offset: The server's clock against this one, as far as `describe` tells.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class BufferClient:
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
     ) -> None:
+        self.offset = ClockOffset()
         self._channel = connect(address, rpc=rpc, auth=auth)
         self._max_batch_bytes = max_batch_bytes
 
@@ -147,13 +153,16 @@ class BufferClient:
             NotFoundError: There is no such table.
             UnavailableError: The server could not be reached.
         """
+        request = pb.BufferServiceDescribeRequest(table=table)
+        stamp(request)
         response = await unary(
             self._channel,
             f"/{SERVICE}/Describe",
-            pb.BufferServiceDescribeRequest(table=table),
+            request,
             pb.BufferServiceDescribeResponse,
             timeout=timeout_s,
         )
+        measure(self.offset, request, response)
         reader = Reader(pb.BufferServiceDescribeResponse, response.SerializeToString())
         return BufferStatus(
             response.library_version,
@@ -377,7 +386,7 @@ class BufferClient:
             self._channel, f"/{SERVICE}/Get", request, pb.GetResponse, timeout=timeout_s
         )
         joiner: ChunkJoiner | None = None
-        whole: bytearray | None = None
+        whole: memoryview | None = None
         async with aclosing(responses):
             async for response in responses:
                 if joiner is None:

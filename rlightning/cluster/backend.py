@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlightning.env.episodes import EpisodeRecord
+from rlightning.latency.trace import StepTrace
 from rlightning.learner.replay_loop import ReplaySource
 from rlightning.types import EnvMeta
 from rlightning.utils.config import MainConfig
@@ -21,12 +22,14 @@ class ClusterState:
         episodes: Episodes that ended since the last look.
         policy_version: Version of the weights in use.
         latencies: By stage: {count, mean, p50, p90, p99, max} in seconds.
+        traces: Traces of single steps since the last look.
     """
 
     env_steps: int
     episodes: Sequence[EpisodeRecord]
     policy_version: int
     latencies: Mapping[str, Mapping[str, float]]
+    traces: Sequence[StepTrace] = ()
 
 
 class Backend(ReplaySource, Protocol):

@@ -274,6 +274,7 @@ class _Film:
         import imageio
 
         path.parent.mkdir(exist_ok=True)
+        writer: Any
         with imageio.get_writer(path, fps=self._fps, macro_block_size=1) as writer:
             for frame in self._frames:
                 # H.264 wants even sizes.

@@ -41,7 +41,7 @@ class InProcessBackend:
         self._log = EpisodeLog()
         self._cursor = 0
         self._groups: list[HostedGroup] = []
-        self._stats: list[ActorStats] = []
+        self._latency = LatencyStats(enabled=config.log.latency)
         self._writers: list[LocalWriter] = []
         self._actors: list[asyncio.Task[None]] = []
 
@@ -78,9 +78,9 @@ class InProcessBackend:
             log=self._log,
         )
         for group in self._groups:
-            policy, stats = LocalPolicy(self._host, group.meta), ActorStats()
+            policy = LocalPolicy(self._host, group.meta)
+            stats = ActorStats(latency=self._latency)
             writer = self._buffer.writer(group.meta)
-            self._stats.append(stats)
             self._writers.append(writer)
             self._actors.append(asyncio.create_task(self._act(group, policy, writer, stats)))
 
@@ -161,13 +161,12 @@ class InProcessBackend:
     async def _observe(self) -> ClusterState:
         episodes = self._log.since(self._cursor) if self._cursor < self._log.cursor else []
         self._cursor = self._log.cursor
-        actors = LatencyStats()
-        for stats in self._stats:
-            actors.merge(stats.latency)
-        batcher = self._host.batcher.stats
-        latencies = {f"env.{name}": summary for name, summary in actors.summary().items()}
-        for name in ("queue", "batch_wait", "inference"):
-            latencies[f"policy.{name}"] = getattr(batcher, name).summary()
+        parts = {"env.": self._latency, "policy.": self._host.batcher.stats.latency}
+        latencies = {
+            f"{prefix}{name}": summary
+            for prefix, latency in parts.items()
+            for name, summary in latency.summary().items()
+        }
         return ClusterState(
             env_steps=self.env_steps(),
             episodes=episodes,

@@ -35,6 +35,7 @@ from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
 from rlightning.learner.loop import LearnerStats
 from rlightning.learner.replay_loop import ReplayAlgorithm
+from rlightning.rpc.metrics import MetricsServer
 from rlightning.utils.config import MainConfig, keys_without_effect
 
 SOLVED = "solved"
@@ -142,7 +143,7 @@ def _learn(
             monitor.check()
             return monitor.reached.is_set()
 
-        with monitor:
+        with monitor, _shown_metrics(config.learner.metrics, stats):
             algorithm = learner.build_learner(config, backend.env_metas()[0])
             if checkpoint is not None:
                 load_checkpoint(checkpoint, algorithm)
@@ -162,6 +163,19 @@ def _learn(
     if monitor.reached.is_set():
         return SOLVED, monitor.progress
     return (FINISHED if config.train.target_return is None else MISSED), monitor.progress
+
+
+@contextlib.contextmanager
+def _shown_metrics(address: str | None, stats: LearnerStats) -> Iterator[None]:
+    """Shows the learner's metrics at an address, if there is one."""
+    if address is None:
+        yield
+        return
+    server = MetricsServer(address, stats.measure)
+    try:
+        yield
+    finally:
+        server.close()
 
 
 def _serve_on(backend: Backend, display: Display) -> None:

@@ -21,7 +21,9 @@ class Service(Protocol):
     UNAVAILABLE. And it may have an attribute `failure`, an `asyncio.Future` that gets an exception
     when the service cannot go on: `run_server` then stops it in order, with exit status 1. And it
     may have a method `use_health`, called before `start` with the `Health` of its server, to say
-    with `set_ready` when it cannot work for a while after it has started.
+    with `set_ready` when it cannot work for a while after it has started, and a method
+    `measure(metrics)` that adds what it counts to a `rlightning.rpc.metrics` `Metrics`, on the
+    event loop.
     """
 
     name: str

@@ -28,6 +28,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import LatencyStats
+from rlightning.rpc.protocol import Arrival
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.utils.failpoints import failpoint
@@ -64,7 +65,7 @@ class _Message:
         items: What it brings.
         refusal: Why it cannot be stored; None while it may be.
         data: The message itself.
-        since_ns: When it came, by the monotonic clock.
+        arrival: Its stamps.
         nbytes: What it takes in memory, in bytes.
     """
 
@@ -72,7 +73,7 @@ class _Message:
     items: list[Item]
     refusal: RLightningError | None
     data: bytes
-    since_ns: int
+    arrival: Arrival
     nbytes: int
 
 
@@ -93,6 +94,7 @@ class Writer:
         alarm: Sets `progress` for those; None if there are none.
         progress: Set when it is time to ack.
         moved: Set when less is waiting.
+        arrival: Stamps of the last message since the last ack; None if there is none.
         held_by: Of the table that has no room for what waits; None if nothing does.
         told: How often that table was blocked when the client was told of it last.
     """
@@ -109,6 +111,7 @@ class Writer:
     alarm: asyncio.TimerHandle | None = None
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
+    arrival: Arrival | None = None
     held_by: Rendezvous | None = None
     told: int = 0
 
@@ -178,6 +181,11 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
     def leave(self) -> None:
         """Takes note that the server stops: writers go on with what is open once it is back."""
         self._leaving = self._durable.durable
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for room, of all writers."""
+        return sum(len(writer.waiting) for writer in self._writers.values())
 
     # Sessions.
 
@@ -323,7 +331,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         if seq != expected:
             await self._out_of_turn(writer, session, seq, expected)
             return
-        message = self._read(writer, reader, session.arrival.received_ns)
+        message = self._read(writer, reader, session.arrival)
         if writer.waiting or not self._store(writer, message):
             self._keep(writer, message)
         while (
@@ -372,9 +380,9 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         names = [table.name for table in message.tables]
         return names, writer.writer_id, writer.env_id, writer.next_seq
 
-    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], received_ns: int) -> _Message:
+    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], arrival: Arrival) -> _Message:
         name = reader.message.insert.table
-        message = _Message(writer.tables, [], None, bytes(reader.data), received_ns, reader.nbytes)
+        message = _Message(writer.tables, [], None, bytes(reader.data), arrival, reader.nbytes)
         try:
             if name:
                 table = self._tables.named(name)
@@ -419,6 +427,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             writer.refused[writer.next_seq] = to_error_status(refusal)
         writer.next_seq += 1
         writer.unacked += len(message.items)
+        writer.arrival = message.arrival
         if writer.unacked >= _ACK_EVERY or refusal is not None:
             writer.progress.set()
         elif writer.alarm is None:
@@ -436,7 +445,9 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                     writer.progress.set()  # tells the client
                 await writer.held_by.wait_room()
                 continue
-            self.latency.record("withheld", (time.monotonic_ns() - message.since_ns) / 1e9)
+            self.latency.record(
+                "withheld", (time.monotonic_ns() - message.arrival.received_ns) / 1e9
+            )
             writer.waiting.popleft()
             writer.transit.give_back(message.nbytes)
             writer.moved.set()
@@ -481,7 +492,8 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                 writer.told = holder.blocked_total
                 blocked = PreconditionError(holder.blocked, reason=BLOCKED)
                 response.ack.blocked.CopyFrom(to_error_status(blocked))
-            await session.send(response)
+            answers, writer.arrival = writer.arrival, None
+            await session.send(response, answers=answers)
 
 
 def items_of(env_id: str, reader: Reader[pb.InsertRequest]) -> list[Item]:

@@ -25,11 +25,12 @@ from rlightning.latency import LatencyStats
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
 from rlightning.rpc.health import Health
-from rlightning.rpc.protocol import LIBRARY_VERSION
+from rlightning.rpc.metrics import Metrics
+from rlightning.rpc.protocol import LIBRARY_VERSION, arrival_of, stamp
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Limits, Reader, Writer, encode_batch, fill_value
+from rlightning.wire import Batch, Limits, Reader, Writer, batch_pieces, fill_value
 
 from .chunks import get_responses
 from .discards import Discards
@@ -45,7 +46,7 @@ class BufferService:
     """`rlightning.v1.BufferService` over tables in memory, and what of them is kept on disk.
 
     Args:
-        config: Sections `buffer` and `services.buffer`.
+        config: Sections `buffer` and `services.buffer`, and `log.latency`.
 
     Attributes:
         failure: Gets an exception when the disk did not confirm what was written.
@@ -84,6 +85,8 @@ class BufferService:
             producer_timeout_s=config.buffer.producer_timeout_s,
             lease_s=rpc.lease_s,
         )
+        if not config.log.latency:
+            self._insert.latency = self._sample.latency = LatencyStats(enabled=False)
         self._writers = SessionRegistry(rpc, f"/{SERVICE}/Insert")
         self._learners = SessionRegistry(rpc, f"/{SERVICE}/Sample")
 
@@ -171,7 +174,8 @@ class BufferService:
                 found = buffer.get(wanted)
             columns, metadata = joined(found)
             batch = Batch(0, columns, {**metadata, "size": size})
-            for response in get_responses(await asyncio.to_thread(encode_batch, batch)):
+            pieces = await asyncio.to_thread(batch_pieces, batch)
+            for response in get_responses(pieces):
                 yield response
         except IndexError as error:
             raise InvalidRequestError(f"indices: {error}") from error
@@ -222,6 +226,7 @@ class BufferService:
         return pb.CheckpointResponse(name=made.name, total_bytes=made.nbytes)
 
     async def _describe(self, request: pb.BufferServiceDescribeRequest, context: Context) -> bytes:
+        arrival = arrival_of(request)
         response = pb.BufferServiceDescribeResponse(
             library_version=LIBRARY_VERSION, storage_id=self._store.storage_id
         )
@@ -237,7 +242,35 @@ class BufferService:
             )
         writer = Writer()
         fill_value(response.stats, self._stats(), writer)
+        stamp(response, arrival)
         return writer.finish(response)
+
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of now."""
+        metrics.sessions("Insert", self._writers.sessions)
+        metrics.sessions("Sample", self._learners.sessions)
+        metrics.stages(self._insert.latency)
+        metrics.stages(self._sample.latency)
+        for table in self._tables.values():
+            size, name = table.buffer.size(), table.name
+            metrics.gauge("buffer_items", "Transitions or episodes stored.", size, table=name)
+            metrics.gauge("buffer_capacity", "Transitions that fit.", table.capacity, table=name)
+            for total, text, value in (
+                ("rows_total", "Transitions completed.", table.buffer.counters.completed),
+                ("sampled_total", "Transitions handed to learners.", table.sampled_total),
+            ):
+                metrics.counter(f"buffer_{total}", text, value, table=name)
+        waiting = self._insert.waiting
+        metrics.gauge("queue_depth", "What waits, by queue.", waiting, queue="inserts")
+        counts = self._insert.counts
+        for total, text, value in (
+            ("insert_total", "Insert messages that came.", counts.messages_total),
+            ("insert_duplicate_total", "Those that had come before.", counts.duplicates_total),
+            ("insert_gap_total", "Those that came before their turn.", counts.gaps_total),
+            ("insert_refused_total", "Those that could not be stored.", counts.refused_total),
+            ("sample_batches_total", "Batches sent to learners.", self._sample.batches_total),
+        ):
+            metrics.counter(total, text, value)
 
     def _stats(self) -> dict[str, Any]:
         latency = LatencyStats()
@@ -250,6 +283,7 @@ class BufferService:
             "sessions": describe_sessions(self._writers.sessions),
             "tables": {name: table.stats() for name, table in self._tables.items()},
             "latency": latency.summary(),
+            "latency_window_s": latency.WINDOW_S,
         }
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from rlightning.buffer.durable.files import CorruptError, sync, sync_folder, write_at
 from rlightning.buffer.durable.state import frozen_in
-from rlightning.buffer.utils.frozen import Frozen
+from rlightning.buffer.utils.frozen import Frozen, FrozenBlobs
 from rlightning.buffer.utils.layout import Array
 from rlightning.errors import CodecError, ConfigError
 from rlightning.utils.failpoints import failpoint
@@ -95,7 +95,7 @@ async def write_checkpoint(
     return nbytes
 
 
-async def _write_data(path: Path, arrays: list[Frozen]) -> list[Array]:
+async def _write_data(path: Path, arrays: list[Frozen | FrozenBlobs]) -> list[Array]:
     checksums = [np.zeros(frozen.chunk_count, np.uint32) for frozen in arrays]
     offset = unsynced = 0
     with path.open("wb", buffering=0) as file:
@@ -118,7 +118,7 @@ async def _write_data(path: Path, arrays: list[Frozen]) -> list[Array]:
     return checksums
 
 
-def _write_kept(fd: int, arrays: list[Frozen], checksums: list[Array]) -> None:
+def _write_kept(fd: int, arrays: list[Frozen | FrozenBlobs], checksums: list[Array]) -> None:
     offset = 0
     for frozen, mine in zip(arrays, checksums, strict=True):
         for number, chunk in frozen.kept():
@@ -141,7 +141,7 @@ def _bytes_of(array: Array) -> memoryview:
 def _finish(
     temporary: Path,
     state: Mapping[str, Any],
-    arrays: list[Frozen],
+    arrays: list[Frozen | FrozenBlobs],
     checksums: list[Array],
     notes: Mapping[str, str],
 ) -> int:
@@ -150,8 +150,8 @@ def _finish(
         "state": _numbered(state, numbers),
         "arrays": [
             {
-                "dtype": frozen.array.dtype.str,
-                "shape": list(frozen.array[: frozen.rows].shape),
+                "dtype": frozen.dtype.str,
+                "shape": list(frozen.shape),
                 "chunk_bytes": frozen.chunk_bytes,
                 "crc32": mine,
             }
@@ -178,7 +178,7 @@ def _publish(temporary: Path, folder: Path) -> None:
 
 
 def _numbered(value: Any, numbers: Mapping[int, int]) -> Any:
-    if isinstance(value, Frozen):
+    if isinstance(value, (Frozen, FrozenBlobs)):
         return {_ARRAY: numbers[id(value)]}
     if isinstance(value, dict):
         return {key: _numbered(part, numbers) for key, part in value.items()}

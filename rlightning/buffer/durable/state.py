@@ -18,12 +18,14 @@ from rlightning.buffer.checks import Schema
 from rlightning.buffer.columns import Column, Counters
 from rlightning.buffer.episodes import EpisodeGroup
 from rlightning.buffer.sampler import PrioritisedSampler, Sampler
+from rlightning.buffer.utils.compressed import CompressedRows
 from rlightning.buffer.utils.container import DataContainer
-from rlightning.buffer.utils.frozen import Frozen
+from rlightning.buffer.utils.frozen import Frozen, FrozenBlobs
 from rlightning.buffer.utils.layout import Array, Layout, Leaf
 from rlightning.buffer.utils.observations import Observations
 from rlightning.buffer.utils.pool import Pool
 from rlightning.buffer.utils.storage import Storage
+from rlightning.buffer.utils.texts import Texts
 from rlightning.errors import ReplayError
 from rlightning.wire import decode_env_meta, encode_env_meta
 
@@ -133,6 +135,7 @@ def _dump_container(container: DataContainer) -> State:
         "starts": registry.starts.astype(np.int64),
         "lengths": registry.lengths.astype(np.int64),
         "total": registry.total,
+        "texts": _dump_texts(container._texts),
         "arrays": _frozen_by_name(container._arrays, used),
         "observations": None if observations is None else _dump_observations(observations, used),
     }
@@ -152,6 +155,7 @@ def _load_container(container: DataContainer, state: State) -> None:
     for start, length in zip(state["starts"].tolist(), state["lengths"].tolist(), strict=True):
         container.episode_registry.append(start, np.array([length], np.intp))
     container.episode_registry.total = state["total"]
+    _load_texts(container._texts, state["texts"])
     _read_by_name(container._arrays, state["arrays"])
     if state["observations"] is not None:
         assert container._observations is not None  # it follows from the layouts
@@ -160,7 +164,7 @@ def _load_container(container: DataContainer, state: State) -> None:
 
 def _dump_observations(observations: Observations, used: int) -> State:
     return {
-        "ring": [Frozen(array, used) for array in observations._ring],
+        "ring": [_frozen(array, used) for array in observations._ring],
         "next": observations._next[:used].copy(),
         "nexts": _dump_pool(observations._nexts),
         "depth": observations._depth[:used].copy(),
@@ -208,7 +212,7 @@ def _dump_group(group: EpisodeGroup) -> State:
         "columns": {
             name: {
                 "layout": _dump_layout(column.layout),
-                "arrays": [Frozen(array, steps) for array in column.arrays],
+                "arrays": [_frozen(array, steps) for array in column.arrays],
             }
             for name, column in group.columns.items()
         },
@@ -303,7 +307,8 @@ def _load_layout(state: State) -> Layout:
 
 def _dump_tree(tree: Any) -> list[Any]:
     if isinstance(tree, Leaf):
-        return ["leaf", tree.path, tree.dtype.str, list(tree.shape), tree.bfloat16]
+        kind = [tree.dtype.str, list(tree.shape), tree.bfloat16, tree.text, tree.max_length]
+        return ["leaf", tree.path, *kind]
     if isinstance(tree, dict):
         return ["dict", list(tree), [_dump_tree(branch) for branch in tree.values()]]
     return ["tuple", [_dump_tree(branch) for branch in tree]]
@@ -311,7 +316,7 @@ def _dump_tree(tree: Any) -> list[Any]:
 
 def _load_tree(state: Sequence[Any]) -> Any:
     if state[0] == "leaf":
-        return Leaf(state[1], np.dtype(state[2]), tuple(state[3]), state[4])
+        return Leaf(state[1], np.dtype(state[2]), tuple(state[3]), *state[4:])
     if state[0] == "dict":
         return dict(zip(state[1], map(_load_tree, state[2]), strict=True))
     return tuple(map(_load_tree, state[1]))
@@ -323,7 +328,7 @@ def _load_counters(counters: Counters, state: Mapping[str, int]) -> None:
 
 
 def _frozen_by_name(arrays: Mapping[str, Sequence[Array]], rows: int) -> State:
-    return {name: [Frozen(array, rows) for array in mine] for name, mine in arrays.items()}
+    return {name: [_frozen(array, rows) for array in mine] for name, mine in arrays.items()}
 
 
 def _read_by_name(arrays: Mapping[str, Sequence[Array]], state: State) -> None:
@@ -331,14 +336,71 @@ def _read_by_name(arrays: Mapping[str, Sequence[Array]], state: State) -> None:
         _read(arrays[name], stored)
 
 
-def _read(arrays: Sequence[Array], stored: Sequence[Stored]) -> None:
+def _frozen(array: Any, rows: int) -> Any:
+    """Returns the first rows of what stands where an array stands."""
+    if isinstance(array, CompressedRows):
+        blobs = array._rows[:rows]
+        lengths = np.array([-1 if blob is None else len(blob) for blob in blobs], np.int64)
+        return {"lengths": lengths, "blobs": FrozenBlobs([blob for blob in blobs if blob])}
+    if array.dtype.kind == "O":
+        return {"strings": _dump_strings(array[:rows].reshape(-1).tolist())}
+    return Frozen(array, rows)
+
+
+def _read(arrays: Sequence[Any], stored: Sequence[Any]) -> None:
     for array, one in zip(arrays, stored, strict=True):
-        one.read_into(array)
+        if isinstance(array, CompressedRows):
+            _load_compressed(array, one["lengths"].tolist(), one["blobs"])
+        elif array.dtype.kind == "O":
+            strings = _load_strings(one["strings"])
+            array.reshape(-1)[: len(strings)] = strings
+        else:
+            one.read_into(array)
 
 
-def frozen_in(value: Any) -> Iterator[Frozen]:
+def _load_compressed(rows: CompressedRows, lengths: Sequence[int], stored: Stored) -> None:
+    data = np.empty(stored.rows, np.uint8)
+    stored.read_into(data)
+    at = 0
+    for slot, length in enumerate(lengths):
+        if length >= 0:
+            rows.restore(slot, data[at : at + length].tobytes())
+            at += length
+
+
+# Text. What was never written in an array of strings is none.
+
+
+def _dump_texts(texts: Texts) -> State:
+    return {
+        "numbers": np.array([*texts._ids.values()], np.int64),
+        "strings": _dump_strings([*texts._ids]),
+    }
+
+
+def _load_texts(texts: Texts, state: State) -> None:
+    texts.restore(zip(_load_strings(state["strings"]), state["numbers"].tolist(), strict=True))
+
+
+def _dump_strings(strings: Sequence[Any]) -> State:
+    parts = [one.encode(errors="surrogatepass") if isinstance(one, str) else b"" for one in strings]
+    return {
+        "lengths": np.array([len(part) for part in parts], np.int64),
+        "data": np.frombuffer(b"".join(parts), np.uint8),
+    }
+
+
+def _load_strings(state: State) -> list[str]:
+    data, at, strings = state["data"].tobytes(), 0, []
+    for length in state["lengths"].tolist():
+        strings.append(data[at : at + length].decode(errors="surrogatepass"))
+        at += length
+    return strings
+
+
+def frozen_in(value: Any) -> Iterator[Frozen | FrozenBlobs]:
     """Yields the frozen arrays in a state."""
-    if isinstance(value, Frozen):
+    if isinstance(value, (Frozen, FrozenBlobs)):
         yield value
     elif isinstance(value, dict):
         for part in value.values():

@@ -159,6 +159,7 @@ def saved_config(table: BufferTable) -> dict[str, Any]:
         "storage.mode": config.storage.mode,
         "storage.unit": config.storage.unit,
         "storage.removal": config.storage.removal,
+        "storage.compression": dict(sorted(config.storage.compression.items())),
         "storage.frame_stack": {
             path: stack.axis for path, stack in sorted(config.storage.frame_stack.items())
         },

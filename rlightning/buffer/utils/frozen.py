@@ -44,6 +44,17 @@ class Frozen:
             _frozen.setdefault(id(array), []).append(self)
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the rows."""
+        dtype: np.dtype[Any] = self.array.dtype
+        return dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the rows."""
+        return (self.rows, *self.array.shape[1:])
+
+    @property
     def chunk_count(self) -> int:
         """Number of chunks."""
         return -(-self.rows // self._step)
@@ -111,6 +122,57 @@ class Frozen:
             listed.remove(self)
         if not listed:
             _frozen.pop(id(self.array), None)
+
+
+class FrozenBlobs:
+    """Pieces of bytes one after the other, as a `Frozen` array of bytes; nobody changes a piece.
+
+    Args:
+        blobs: The pieces.
+
+    Attributes:
+        nbytes: Size of all of them.
+        chunk_bytes: Size of each chunk but the last, in bytes.
+        kept_bytes: 0, since no writer has to copy for it.
+    """
+
+    dtype = np.dtype(np.uint8)
+    kept_bytes = 0
+
+    def __init__(self, blobs: Sequence[bytes]) -> None:
+        self.nbytes = sum(map(len, blobs))
+        self.chunk_bytes = CHUNK_BYTES
+        self._blobs = blobs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return (self.nbytes,)
+
+    @property
+    def chunk_count(self) -> int:
+        """Number of chunks."""
+        return -(-self.nbytes // self.chunk_bytes)
+
+    def chunks(self) -> Iterator[tuple[int, Array]]:
+        """Yields number and bytes of each chunk."""
+        number, waiting = 0, bytearray()
+        for blob in self._blobs:
+            waiting += blob
+            while len(waiting) >= self.chunk_bytes:
+                yield number, np.frombuffer(bytes(waiting[: self.chunk_bytes]), np.uint8)
+                del waiting[: self.chunk_bytes]
+                number += 1
+        if waiting:
+            yield number, np.frombuffer(bytes(waiting), np.uint8)
+
+    def kept(self) -> Iterator[tuple[int, Array]]:
+        """Yields nothing, as of `Frozen`."""
+        return iter(())
+
+    def release(self) -> None:
+        """Lets go of the pieces."""
+        self._blobs = ()
 
 
 def before_write(arrays: Sequence[Array], rows: Any) -> None:

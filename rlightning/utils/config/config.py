@@ -10,9 +10,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
+from rlightning.errors import ConfigError
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, check_address
-from rlightning.utils.config.services import ServicesConfig
+from rlightning.utils.config.services import ServicesConfig, metrics_address
 
 # Backends whose adapter hosts many sub-envs in one env, and those that host exactly one.
 VECTORISED_BACKENDS = frozenset(
@@ -84,6 +85,20 @@ class FrameStackConfig(Config):
     axis: int = 0
 
 
+class NodeConfig(Config):
+    """What runs on one node, by number.
+
+    Attributes:
+        buffer: Its shard; one node has one.
+        env: Its env workers: what follows the last "-" of their ids.
+        train: The ranks of its train workers.
+    """
+
+    buffer: list[int]
+    env: list[int] = Field(default_factory=list)
+    train: list[int] = Field(default_factory=list)
+
+
 class StorageConfig(Config):
     """Where and how a buffer keeps its rows.
 
@@ -96,6 +111,18 @@ class StorageConfig(Config):
             `observation.camera` in a dict. Each frame is stored once.
         removal: What a full `circular` storage overwrites: the oldest transitions (`fifo`), the
             newest (`lifo`), or those of the lowest priority (`priority`).
+        compression: Arrays of the observation whose rows are kept compressed, by path as in
+            `frame_stack`, and how. None by default.
+        num_shards: Of `sharded`: storages in this process, each of `capacity`.
+        addresses: Of `sharded`: the buffer servers, one for each shard; of `unified` at most one.
+            None of them: storage in this process.
+        split: How many rows of a batch each shard gives: as its size (`proportional`), or as many
+            as the others (`equal`).
+        missing_shards: What to do while a buffer server is away: `error` raises, `skip` samples the
+            others.
+        missing_after_s: Seconds without a connection after which a buffer server counts as away.
+        timeout_s: Seconds that a call waits for buffer servers.
+        nodes: For node affinity: what runs on each node, by its name.
     """
 
     mode: Literal["circular", "fixed"] = "circular"
@@ -104,6 +131,24 @@ class StorageConfig(Config):
     device: Literal["cpu", "cuda"] = "cpu"
     frame_stack: dict[str, FrameStackConfig] = Field(default_factory=dict)
     removal: Literal["fifo", "lifo", "priority"] = "fifo"
+    compression: dict[str, Literal["zlib"]] = Field(default_factory=dict)
+    num_shards: int | None = Field(default=None, ge=1)
+    addresses: list[str] = Field(default_factory=list)
+    split: Literal["proportional", "equal"] = "proportional"
+    missing_shards: Literal["error", "skip"] = "error"
+    missing_after_s: float = Field(default=2.0, ge=0)
+    timeout_s: float = Field(default=30.0, gt=0)
+    nodes: dict[str, NodeConfig] = Field(default_factory=dict)
+
+    @field_validator("addresses")
+    @classmethod
+    def check_addresses(cls, addresses: list[str]) -> list[str]:
+        """Refuses what nobody can dial, and one server as two shards."""
+        for address in addresses:
+            check_address(address)
+            if addresses.count(address) > 1:
+                raise ValueError(f"'{address}' comes twice: each shard is a server of its own")
+        return addresses
 
     @model_validator(mode="after")
     def check_device(self) -> Self:
@@ -111,6 +156,23 @@ class StorageConfig(Config):
         if self.type == "sharded" and self.device != "cpu":
             raise ValueError(f"sharded storage needs device 'cpu', got '{self.device}'")
         return self
+
+    @model_validator(mode="after")
+    def check_shards(self) -> Self:
+        """Wants the number of shards to be the same wherever it is said."""
+        listed = len(self.addresses)
+        if self.type == "unified" and listed > 1:
+            raise ValueError(f"{listed} addresses need type 'sharded'")
+        if self.type == "sharded" and listed and self.num_shards not in (None, listed):
+            raise ValueError(f"num_shards {self.num_shards}, but {listed} addresses")
+        return self
+
+    @property
+    def shards(self) -> int:
+        """Number of shards; 1 unless the storage is sharded."""
+        if self.type == "unified":
+            return 1
+        return self.num_shards or len(self.addresses) or 1
 
 
 class RateLimiterConfig(Config):
@@ -321,6 +383,32 @@ class BufferConfig(DurabilityConfig):
                 "rate_limiter.queue_size: a queue is sampled in its order; leave sampler out, got "
                 f"'{self.sampler.type}'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def check_shards(self) -> Self:
+        """Wants all tables to have the shards of the section, and no queue in them."""
+        for name, table in self.tables.items():
+            for key in ("type", "num_shards", "addresses", "nodes"):
+                mine, own = getattr(self.storage, key), getattr(table.storage, key)
+                default = StorageConfig.model_fields[key].get_default(call_default_factory=True)
+                if own not in (mine, default):
+                    raise ValueError(
+                        f"tables.{name}.storage.{key}: shards are those of the whole section, which"
+                        f" says {mine!r}, got {own!r}"
+                    )
+            for key in ("node_affinity_env", "node_affinity_train"):
+                if getattr(table, key) != getattr(self, key):
+                    raise ValueError(f"tables.{name}.{key}: shards are those of the whole section")
+        sections: list[BufferConfig] = [*self.tables.values()] or [self]
+        for section in sections:
+            limiter = section.rate_limiter
+            queue = limiter is not None and limiter.queue_size is not None
+            if queue and self.storage.type == "sharded":
+                raise ValueError(
+                    "rate_limiter.queue_size: a queue is in one buffer server, not in the several "
+                    "of storage.type 'sharded'"
+                )
         return self
 
 
@@ -588,6 +676,7 @@ class LearnerConfig(Config):
         target_entropy: Entropy of the actions, scaled to [-1, 1], that `sac` aims at; None: minus
             the number of their components.
         torch_threads: Threads of torch in the learner.
+        metrics: HOST:PORT where the learner shows its metrics; see `services.policy.metrics`.
     """
 
     algorithm: str = "ppo"
@@ -615,6 +704,13 @@ class LearnerConfig(Config):
     alpha_init: float = Field(default=1.0, gt=0)
     target_entropy: float | None = None
     torch_threads: int = Field(default=1, ge=1)
+    metrics: str | None = None
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def check_metrics(cls, metrics: Any) -> Any:
+        """Makes a port an address, and refuses what is none."""
+        return metrics_address(metrics)
 
     @field_validator("algorithm")
     @classmethod
@@ -638,6 +734,9 @@ class LogConfig(Config):
             env.
         log_dir: Folder of all runs.
         mode: Documented; no effect here.
+        latency: Measure how long each stage takes.
+        trace_every: Trace every so many steps of each group into `trace.json` of the run's folder,
+            which Perfetto shows; 0: none.
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -646,6 +745,8 @@ class LogConfig(Config):
     name: str | None = None
     log_dir: str = "runs"
     mode: str | None = None
+    latency: bool = True
+    trace_every: int = Field(default=0, ge=0)
 
     @field_validator("name")
     @classmethod
@@ -728,3 +829,24 @@ class MainConfig(Config):
         if isinstance(buffer, Mapping):
             return {"type": "RolloutBuffer", "capacity": 1_000_000, **buffer}
         return buffer
+
+    @model_validator(mode="after")
+    def check_shards(self) -> Self:
+        """Refuses one address for several buffer servers."""
+        if self.buffer.storage.type == "sharded" and self.services.buffer.address is not None:
+            raise ValueError(
+                "services.buffer.address names one server; those of sharded storage are in "
+                "buffer.storage.addresses"
+            )
+        return self
+
+    @property
+    def buffer_addresses(self) -> list[str]:
+        """Where the buffer servers are dialled: one, or one for each shard.
+
+        Raises:
+            ConfigError: No port is named, or no server of sharded storage.
+        """
+        if self.buffer.storage.type == "sharded" and not self.buffer.storage.addresses:
+            raise ConfigError("no buffer server to dial: buffer.storage.addresses is empty")
+        return self.buffer.storage.addresses or [self.services.buffer.dial_address]

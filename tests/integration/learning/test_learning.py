@@ -41,7 +41,7 @@ def test_the_custom_policy_learns_with_its_own_loss_and_with_ppo(algorithm, tmp_
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_a_run_goes_on_from_the_checkpoint_of_another(algorithm, tmp_path):
-    short = {"target_return": None, "max_env_steps": 400}
+    short = {"target_return": None, "max_env_steps": 1200}
     first = make_config(algorithm, tmp_path, **short)
     assert train(first, in_process=True, quiet=True)
     run = find_run("latest", first)
@@ -56,8 +56,8 @@ def test_a_run_goes_on_from_the_checkpoint_of_another(algorithm, tmp_path):
     assert after["env_steps"] >= 1600
     manifest = json.loads((again / "manifest.json").read_text())
     assert manifest["resumed"] == str((run / "checkpoints" / "latest").resolve())
-    # It took only the steps that were left.
-    assert manifest["summary"]["env_steps"] < 1600
+    # It took only the steps that were left, and those that the envs are ahead of the learner.
+    assert manifest["summary"]["env_steps"] < 1200
     other = make_config("vtrace" if algorithm == "ppo" else "dqn", tmp_path)
     with pytest.raises(ConfigError, match=r"learner\.algorithm was"):
         train(other, in_process=True, quiet=True, resume=run)

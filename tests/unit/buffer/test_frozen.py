@@ -92,3 +92,14 @@ def test_small_and_empty_arrays(shape: tuple[int, ...]) -> None:
     if kept.chunk_count:
         np.testing.assert_array_equal(collect(kept), array)
     assert not frozen._frozen
+
+
+@pytest.mark.parametrize("sizes", [[], [3], [64], [63, 1, 1], [200, 5, 0, 128]])
+def test_blobs_come_in_chunks_of_one_size(sizes: list[int]) -> None:
+    blobs = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    found = frozen.FrozenBlobs(blobs)
+    chunks = list(found.chunks())
+    assert [number for number, _ in chunks] == list(range(found.chunk_count))
+    assert all(len(chunk) == 64 for _, chunk in chunks[:-1])
+    assert b"".join(chunk.tobytes() for _, chunk in chunks) == b"".join(blobs)
+    assert found.shape == (sum(sizes),)

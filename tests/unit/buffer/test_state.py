@@ -20,6 +20,7 @@ from rlightning.buffer.durable.tables import dump_table, load_table
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.conversions import BFloat16Array
 from tests.unit.buffer.scripted import ScriptedEnv, answer
+from tests.unit.buffer.test_texts import SPACE, step_of
 
 
 async def nothing() -> None:
@@ -68,6 +69,9 @@ def assert_equal(one: Any, other: Any) -> None:
             assert_equal(mine, theirs)
     else:
         assert type(one) is type(other)
+        if isinstance(one, str):
+            assert one == other
+            return
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
@@ -92,6 +96,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "newest": {"storage": StorageConfig(removal="lifo"), "capacity": 30},
     "sequences": {"sampler": SamplerConfig(type="sequence", length=3, seed=3)},
     "without replacement": {"sampler": SamplerConfig(type="batch", seed=3)},
+    "compressed": {"storage": StorageConfig(compression={"observation": "zlib"}), "capacity": 30},
     "more columns": {"columns": ["ts_observed_ns", "action_age"]},
 }
 
@@ -170,6 +175,27 @@ def test_nested_values_stacks_and_agents_come_back(tmp_path: Path) -> None:
     assert_equal(buffer.get_all(), other.get_all())
 
 
+def test_texts_come_back(tmp_path: Path) -> None:
+    buffer = replay(capacity=30)
+    buffer.open_group(EnvMeta("env", gym.spaces.Discrete(9), SPACE, 2))
+
+    def act_on(buffers: list[ReplayBuffer], steps: range) -> None:
+        for number in steps:
+            ended = np.full(2, number % 9 == 8)
+            env_ret, response = step_of(number, [f"lift {number}é", "wait"], terminated=ended)
+            for one in buffers:
+                one.add_transition("env", env_ret, response)
+
+    act_on([buffer], range(49))
+    other = copied(buffer, tmp_path)
+    texts = [one.storages[0].container._texts for one in (buffer, other)]
+    assert texts[0]._ids == texts[1]._ids
+    for steps in (range(49, 60), range(60, 1200), range(1200, 1300)):
+        assert_equal(buffer.get_all(), other.get_all())
+        act_on([buffer, other], steps)
+    assert_equal(buffer.get_all(), other.get_all())
+
+
 def test_an_empty_buffer_comes_back_empty(tmp_path: Path) -> None:
     other = copied(replay(), tmp_path)
     assert other.size() == 0
@@ -180,11 +206,12 @@ def test_an_empty_buffer_comes_back_empty(tmp_path: Path) -> None:
 _DERIVED = {
     "DataContainer": {
         *("capacity", "mode", "unit", "changes", "watcher", "_frame_stack", "_removal", "_valid"),
+        *("_compression", "_has_text"),
     },
-    "Observations": {"layout", "_capacity", "_stacks", "_deepest"},
+    "Observations": {"layout", "_capacity", "_stacks", "_deepest", "_compressed"},
     "Pool": {"_leaves"},
     "EpisodeRegistry": {"_table", "_first", "_end"},  # by way of `starts` and `lengths`
-    "PrioritisedSampler": {"alpha", "beta"},
+    "PrioritisedSampler": {"alpha", "beta", "scale"},
     "SequenceSampler": {"length", "_begins", "_seen"},
     "Storage": {
         *("max_bytes", "timing_raw", "_pipeline", "_postprocess_fn", "_auto_truncate", "_metas"),
@@ -196,7 +223,7 @@ _DERIVED = {
     },
     "BufferTable": {
         *("name", "journal", "transit", "buffer", "queue", "rendezvous"),
-        *("_has_functions", "_short_of_memory", "_pushed", "_shares"),
+        *("_has_functions", "_short_of_memory", "_pushed", "_shares", "_memory"),
     },
 }
 
