@@ -6,6 +6,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from rlightning.cluster.process import ServiceProcess, label_of
 from rlightning.cluster.runs import Run, write_atomically
@@ -167,13 +169,15 @@ class LocalLauncher:
         self._run.save_config(self.config)
 
     def _tell_listeners(self, section: str) -> Sequence[str]:
-        """Writes a shard's own listeners to a file; returns the options that name it."""
+        """Writes a shard's own listeners and folder to a file; returns the options that name it."""
         if section not in self._shards:
             return ()
         listen = [one.to_dict() for one in self._shards[section].listen]
         file = self._run.config_file.with_name(f"{section}.yaml")
-        own = Config.from_dict({"services": {"buffer": {"listen": listen}}})
-        write_atomically(file, own.to_yaml(), mode=0o600)
+        own: dict[str, Any] = {"services": {"buffer": {"listen": listen}}}
+        if self.config.buffer.data_dir is not None:
+            own["buffer"] = {"data_dir": str(Path(self.config.buffer.data_dir) / section)}
+        write_atomically(file, Config.from_dict(own).to_yaml(), mode=0o600)
         return ("--config", str(file))
 
     def _tell_of_absent(self) -> None:

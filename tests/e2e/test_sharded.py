@@ -17,6 +17,7 @@ from tests.e2e.command import CARTPOLE, SMALL, Command, run, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
+DQN = CARTPOLE.with_name("cartpole_dqn.yaml")
 SHARDED = ("buffer.storage.type=sharded", "buffer.storage.num_shards=2")
 
 
@@ -48,6 +49,17 @@ def test_a_run_has_as_many_buffer_servers_as_shards(tmp_path):
     assert logs == ["buffer_server-0.log", "buffer_server-1.log"]
     config = yaml.safe_load((tmp_path / end["run"] / "config.yaml").read_text())
     assert len(set(config["buffer"]["storage"]["addresses"])) == 2
+
+
+def test_each_shard_has_a_folder_of_its_own(tmp_path):
+    options = settings(
+        *(*SHARDED, "train.target_return=null", "train.max_env_steps=256"),
+        *("buffer.data_dir=data", "buffer.durability=process", "buffer.restore=latest"),
+    )
+    code, _, err = run("train", DQN, *options, "--json", cwd=tmp_path)
+    assert code == 0, err
+    for shard in ("buffer-0", "buffer-1"):
+        assert list((tmp_path / "data" / shard / "journal").glob("*.journal"))
 
 
 def test_a_shard_is_killed_left_out_and_comes_back(tmp_path):
