@@ -7,18 +7,17 @@ import re
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.episodes import EpisodeLog, RowCounter
 from rlightning.env.scalar_row import ScalarRow
+from rlightning.env.utils.agents import one_space, team_outcome
 from rlightning.env.utils.backends import backend_class
 from rlightning.env.utils.spaces import mismatch
 from rlightning.errors import ConfigError, EnvError, ObservationError, ResetNeededError
@@ -93,9 +92,10 @@ class HostedGroup:
         self._env = await self._in_thread("construction", make)
         self._env.env_id = self.env_id
         self.meta = await self._in_thread("init", self._env.init)
-        if not isinstance(self.meta.observation_space, gym.Space) or not self.meta.num_envs:
+        space = one_space(self.meta.observation_space)
+        if space is None or not self.meta.num_envs:
             raise EnvError(f"env {self.env_id!r}: init gave no observation space or no num_envs")
-        self._space: gym.Space[Any] = self.meta.observation_space
+        self._space = space
         self._rows = self.meta.num_envs
         one = self._rows == 1
         self._group = ScalarRow(self._env, self.activity) if one else _Rows(self._env)
@@ -131,20 +131,21 @@ class HostedGroup:
             raise ObservationError(f"env {self.env_id!r}: not in the declared space: {difference}")
         self._counter.cut(self._policy_version)
         self._counter.begin()
-        env_ret.last_reward = np.zeros(self._rows, np.float32)
-        env_ret.last_terminated = np.zeros(self._rows, bool)
-        env_ret.last_truncated = np.zeros(self._rows, bool)
+        env_ret.last_reward = self._zeros(np.float32)
+        env_ret.last_terminated = self._zeros(np.bool_)
+        env_ret.last_truncated = self._zeros(np.bool_)
         return self._numbered(env_ret)
 
     async def step(self, response: PolicyResponse) -> EnvRet:
         """Executes the actions of a response; rows that end begin their next episode.
 
         Args:
-            response: Leaves have the leading dimension of the group's rows.
+            response: Leaves have the leading dimension of the rows of the last EnvRet.
 
         Returns:
-            The next observations with `episode_id` and `step`; reward float32 [rows], flags bool
-            [rows].
+            The next observations with `episode_id` and `step`, of all rows or of those that
+            `EnvRet.rows` names; reward float32 [rows], flags bool [rows], or dicts of them by
+            agent.
 
         Raises:
             ResetNeededError: There was no reset before.
@@ -159,13 +160,15 @@ class HostedGroup:
             with self.activity.stepping():
                 env_ret = await loop.run_in_executor(self._thread, self._timed_step, response)
         self._policy_version = getattr(response, "policy_version", 0)
-        reward = self._of_rows(env_ret.last_reward, np.float32, "last_reward")
-        terminated = self._of_rows(env_ret.last_terminated, np.bool_, "last_terminated")
-        truncated = self._of_rows(env_ret.last_truncated, np.bool_, "last_truncated")
+        rows = self._rows if env_ret.rows is None else len(env_ret.rows)
+        reward = self._of_rows(env_ret.last_reward, np.float32, rows, "last_reward")
+        terminated = self._of_rows(env_ret.last_terminated, np.bool_, rows, "last_terminated")
+        truncated = self._of_rows(env_ret.last_truncated, np.bool_, rows, "last_truncated")
         env_ret.last_reward = reward
         env_ret.last_terminated, env_ret.last_truncated = terminated, truncated
-        self.env_steps += self._rows
-        ended = self._counter.advance(reward, terminated, truncated, self._policy_version)
+        self.env_steps += rows
+        outcome = team_outcome(reward, terminated, truncated)
+        ended = self._counter.advance(*outcome, self._policy_version, env_ret.rows)
         if ended.size and "final_observation" not in env_ret.info:
             raise EnvError(
                 f"env {self.env_id!r}: rows {ended.tolist()} ended without final_rows and "
@@ -190,15 +193,27 @@ class HostedGroup:
         self._thread.shutdown(wait=False)
 
     def _numbered(self, env_ret: EnvRet) -> EnvRet:
-        env_ret.episode_id = self._counter.episode_id
-        env_ret.step = self._counter.step
+        env_ret.episode_id, env_ret.step = self._counter.episode_id, self._counter.step
+        if env_ret.rows is not None:
+            env_ret.episode_id = env_ret.episode_id[env_ret.rows]
+            env_ret.step = env_ret.step[env_ret.rows]
         return env_ret
 
-    def _of_rows(self, value: Any, dtype: type[Any], name: str) -> npt.NDArray[Any]:
+    def _zeros(self, dtype: type[Any]) -> Any:
+        zeros = np.zeros(self._rows, dtype)
+        by_agent = self.meta.observation_space
+        return {a: zeros.copy() for a in by_agent} if isinstance(by_agent, dict) else zeros
+
+    def _of_rows(self, value: Any, dtype: type[Any], rows: int, name: str) -> Any:
+        if isinstance(value, Mapping):
+            return {
+                agent: self._of_rows(one, dtype, rows, f"{name}.{agent}")
+                for agent, one in value.items()
+            }
         array = np.asarray(value, dtype)
-        if array.shape != (self._rows,):
+        if array.shape != (rows,):
             raise EnvError(
-                f"env {self.env_id!r}: {name}: expected [{self._rows}], got {list(array.shape)}"
+                f"env {self.env_id!r}: {name}: expected [{rows}], got {list(array.shape)}"
             )
         return array
 

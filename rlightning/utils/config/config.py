@@ -168,6 +168,9 @@ class EnvConfig(Config):
         policy_setup: Robot of a ManiSkill task; it decides `init_params.control_mode`.
         seed: Seed of the first reset; None draws one.
         info_keys: What of an env's info goes on to policy and buffer.
+        vectorization_mode: Who steps the sub-envs, in gymnasium's words: `sync` one after the
+            other, `async` each in a process of its own, `vector_entry_point` a vector env that
+            the task brings; `auto` the latter where it gives what single envs do, else `sync`.
     """
 
     name: str
@@ -184,6 +187,7 @@ class EnvConfig(Config):
     policy_setup: str = "widowx"
     seed: int | None = None
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
+    vectorization_mode: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
 
     @model_validator(mode="after")
     def check_backend(self) -> Self:
