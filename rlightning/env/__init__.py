@@ -8,6 +8,7 @@ import rlightning.env.ale_env as _ale_env
 import rlightning.env.gymnasium_env as _gymnasium_env
 import rlightning.env.mujoco_env as _mujoco_env
 import rlightning.env.pettingzoo_env as _pettingzoo_env
+import rlightning.env.piper_env as _piper_env
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.env_group import EnvGroup, build_env_group
 from rlightning.types import EnvMeta

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +33,23 @@ def row_seeds(rows: int, *, worker: int = 0, seed: int = SEED) -> list[int]:
     return [int(word) >> 1 for word in words]
 
 
-async def collect(
+@asynccontextmanager
+async def running(
     folder: Path,
     env: Mapping[str, Any],
     *,
-    steps: int = 200,
+    steps: int,
     scale: float | None = None,
     start_s: float = 120.0,
-    step_s: float = 120.0,
-) -> dict[str, Any]:
+) -> AsyncIterator[tuple[Services, SampleClient]]:
     """Lets a random policy step an env through an env, a policy and a buffer server.
 
-    Returns:
-        The columns of the rollout, [steps, rows, ...].
+    Args:
+        folder: For logs and the config.
+        env: The section of the config.
+        steps: Length of a rollout.
+        scale: Factor on the actions of the policy.
+        start_s: How long the env may take to be there.
     """
     config = {
         "env": {"name": "real", "seed": SEED, **env},
@@ -57,19 +63,29 @@ async def collect(
         "services": {"env": {"pipeline_depth": 1}},
     }
     with Services(folder, json.dumps(config)) as services:
-        services.wait_serving(timeout_s=start_s)
+        await asyncio.to_thread(services.wait_serving, timeout_s=start_s)
         async with SampleClient(services.addresses["buffer"]) as samples:
-            batch = await samples.next_batch(step_s)
-        columns = dict(batch.columns)
-        log = services.processes["env"].log
+            yield services, samples
         for name in ("env", "policy", "buffer"):
-            services.processes[name].terminate()
-            assert services.processes[name].wait(30) == 0, services.processes[name].log
-    assert "Traceback" not in log, log
-    assert (
-        columns["reward" if not isinstance(columns["reward"], dict) else "step"].shape[0] == steps
-    )
-    return columns
+            process = services.processes[name]
+            process.terminate()
+            assert process.wait(30) == 0, process.log
+        assert "Traceback" not in services.processes["env"].log, services.processes["env"].log
+
+
+async def collect(
+    folder: Path,
+    env: Mapping[str, Any],
+    *,
+    steps: int = 200,
+    step_s: float = 120.0,
+    **options: Any,
+) -> dict[str, Any]:
+    """Returns the columns of one rollout, [steps, rows, ...]; options are those of `running`."""
+    async with running(folder, env, steps=steps, **options) as (_, samples):
+        batch = await samples.next_batch(step_s)
+    assert len(batch.columns["step"]) == steps
+    return dict(batch.columns)
 
 
 class Recorder:
