@@ -37,6 +37,8 @@ install: $(VENV)/.dev  ## Set up .venv with everything a developer needs.
 $(SIMS)/.done: pyproject.toml constraints-sims.txt
 	$(PYTHON) -m venv $(SIMS)
 	$(PIP_SIMS) -e '.[all,sims]' pytest pytest-asyncio pytest-timeout pytest-xdist
+	# Its own pins (Python 3.12, another torch) are for Isaac Sim, which is not installed.
+	$(PIP_SIMS) --no-deps --ignore-requires-python isaaclab==3.0.0
 	@touch $@
 
 sims: $(SIMS)/.done  ## Set up .venvs/sims with every simulator that has an adapter.
@@ -57,7 +59,7 @@ test-netns: $(VENV)/.dev  ## Cut and silence real links between network namespac
 	$(BIN)/python -m pytest -n0 -m netns tests/netns
 
 test-real-env: $(SIMS)/.done  ## Compare every adapter with the real simulator, each in processes of its own.
-	$(SIMS)/bin/python -m pytest -n 2 -m real_env tests/real_env
+	$(SIMS)/bin/python -m pytest -n 2 -m real_env -o timeout=900 -o faulthandler_timeout=0 tests/real_env
 
 protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)

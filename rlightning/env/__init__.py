@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import rlightning.env.ale_env as _ale_env
 import rlightning.env.gymnasium_env as _gymnasium_env
+import rlightning.env.isaac_env as _isaac_env
+import rlightning.env.isaac_marl_env as _isaac_marl_env
+import rlightning.env.libero_env as _libero_env
+import rlightning.env.maniskill_env as _maniskill_env
 import rlightning.env.mujoco_env as _mujoco_env
 import rlightning.env.pettingzoo_env as _pettingzoo_env
 import rlightning.env.piper_env as _piper_env

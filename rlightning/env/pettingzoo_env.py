@@ -241,11 +241,14 @@ class _Row:
 
 
 def _maker(task: str) -> Callable[..., Any]:
-    load_extra("pettingzoo", extra="pettingzoo", backend="pettingzoo")
     module_name, _, name = task.partition(":")
     try:
         module = importlib.import_module(module_name)
         make: Callable[..., Any] | None = getattr(module, name or "parallel_env", None)
+    except ImportError as error:
+        # A parallel env of one's own needs no PettingZoo; where it does, this says what is missing.
+        load_extra("pettingzoo", extra="pettingzoo", backend="pettingzoo")
+        raise ConfigError(f"env.task '{task}': cannot import it: {error}") from error
     except Exception as error:  # PettingZoo's own modules raise what they like for old versions
         raise ConfigError(f"env.task '{task}': cannot import it: {error}") from error
     if make is None or not callable(make):

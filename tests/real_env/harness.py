@@ -24,7 +24,7 @@ def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
     """Calls a function in a process that has loaded nothing before; a simulator needs that."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *args).result(timeout=300)
+        return pool.submit(function, *args).result(timeout=600)
 
 
 def row_seeds(rows: int, *, worker: int = 0, seed: int = SEED) -> list[int]:
@@ -40,7 +40,7 @@ async def running(
     *,
     steps: int,
     scale: float | None = None,
-    start_s: float = 120.0,
+    start_s: float = 300.0,
 ) -> AsyncIterator[tuple[Services, SampleClient]]:
     """Lets a random policy step an env through an env, a policy and a buffer server.
 
@@ -60,7 +60,8 @@ async def running(
             "model_cfg": {} if scale is None else {"scale": scale},
         },
         "buffer": {"type": "RolloutBuffer", "capacity": 4096, "rollout_length": steps},
-        "services": {"env": {"pipeline_depth": 1}},
+        # Simulators take their time to close.
+        "services": {"env": {"pipeline_depth": 1}, "grace_s": 60},
     }
     with Services(folder, json.dumps(config)) as services:
         await asyncio.to_thread(services.wait_serving, timeout_s=start_s)
@@ -69,7 +70,7 @@ async def running(
         for name in ("env", "policy", "buffer"):
             process = services.processes[name]
             process.terminate()
-            assert process.wait(30) == 0, process.log
+            assert process.wait(90) == 0, process.log
         assert "Traceback" not in services.processes["env"].log, services.processes["env"].log
 
 
@@ -78,7 +79,7 @@ async def collect(
     env: Mapping[str, Any],
     *,
     steps: int = 200,
-    step_s: float = 120.0,
+    step_s: float = 300.0,
     **options: Any,
 ) -> dict[str, Any]:
     """Returns the columns of one rollout, [steps, rows, ...]; options are those of `running`."""

@@ -286,6 +286,8 @@ def call_maker(config: EnvConfig, make: Callable[..., Any], kwargs: dict[str, An
     """
     try:
         return make(**kwargs)
+    except (ConfigError, EnvError):
+        raise
     except (TypeError, gym.error.Error, ImportError) as error:
         raise ConfigError(f"env.task '{config.task}': {error}") from error
     except Exception as error:
