@@ -12,14 +12,15 @@ PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
-NOT_LOCAL := not real_env and not docker and not netns and not gpu
+NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install sims demo test test-fast test-docker test-netns test-real-env ci bench bench-smoke prove-demo prove-flakes \
+.PHONY: help install sims demo test test-fast test-docker test-netns test-node test-real-env ci bench bench-smoke prove-demo \
+  prove-flakes prove-sb3 \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +61,9 @@ test-netns: $(VENV)/.dev  ## Cut and silence real links between network namespac
 
 test-real-env: $(SIMS)/.done  ## Compare every adapter with the real simulator, each in processes of its own.
 	$(SIMS)/bin/python -m pytest -n 2 -m real_env -o timeout=900 -o faulthandler_timeout=0 tests/real_env
+
+test-node: $(VENV)/.dev  ## Attach the JavaScript client of examples/ to a cluster; needs Node.js and npm.
+	$(BIN)/python -m pytest -n0 -m node tests/clients
 
 protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)
@@ -105,13 +109,16 @@ bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly and assert half th
 prove-demo: $(VENV)/.run  ## Solve CartPole with ten seeds in a row.
 	$(BIN)/python -m benchmarks.prove_demo
 
+prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
+	$(BIN)/python -m benchmarks.prove_sb3
+
 prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 	for i in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q -m "$(NOT_LOCAL)" || exit 1; done
 
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-netns test-docker test-real-env pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-netns test-node test-docker test-real-env pythons bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

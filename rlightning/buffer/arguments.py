@@ -58,6 +58,9 @@ def check_config(config: BufferConfig, max_bytes: int) -> None:
     ):
         if value != supported:
             raise ConfigError(f"buffer.{key}: {value!r} is not supported, only {supported!r} is")
+    for key in ("rate_limiter", "tables"):
+        if getattr(config, key):
+            raise ConfigError(f"buffer.{key}: only a buffer server has it, not a buffer by itself")
     sampler = config.sampler.type if config.sampler is not None else ""
     if config.storage.unit == "episode":
         if sampler in ("prioritised", "sequence"):
@@ -68,6 +71,34 @@ def check_config(config: BufferConfig, max_bytes: int) -> None:
             )
     if config.storage.removal == "priority" and sampler != "prioritised":
         raise ConfigError("buffer.storage.removal: 'priority' needs the sampler 'prioritised'")
+
+
+def check_table(config: BufferConfig) -> None:
+    """Checks what a configuration wants of a table beside its buffer.
+
+    Raises:
+        ConfigError: It cannot be; the message names the key.
+    """
+    if config.type == "RolloutBuffer" and config.functions.postprocess_fn is not None:
+        raise ConfigError("buffer.functions.postprocess_fn: rollouts are not made of episodes")
+    limiter = config.rate_limiter
+    if limiter is None:
+        return
+    for key, size in (("min_size", limiter.min_size), ("queue_size", limiter.queue_size)):
+        if size is not None and size > config.capacity:
+            raise ConfigError(
+                f"buffer.rate_limiter.{key}: expected at most buffer.capacity, {config.capacity}, "
+                f"got {size}"
+            )
+    if limiter.queue_size is None:
+        return
+    for key, value, needed in (
+        ("unit", config.storage.unit, "transition"),
+        ("mode", config.storage.mode, "circular"),
+        ("removal", config.storage.removal, "fifo"),
+    ):
+        if value != needed:
+            raise ConfigError(f"buffer.storage.{key}: a queue needs '{needed}', got '{value}'")
 
 
 def storage_options(config: BufferConfig, max_bytes: int) -> dict[str, Any]:

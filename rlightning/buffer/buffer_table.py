@@ -2,80 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
+from rlightning.buffer.arguments import check_table
 from rlightning.buffer.base_buffer import DataBuffer
 from rlightning.buffer.builder import build_data_buffer
+from rlightning.buffer.episodes import EpisodeGroup
+from rlightning.buffer.limiter import RateLimiter
 from rlightning.buffer.parts import joined
 from rlightning.buffer.pipeline import Item
+from rlightning.buffer.producers import Producers
+from rlightning.buffer.rendezvous import Rendezvous
 from rlightning.buffer.rollout_buffer import RolloutBuffer
-from rlightning.buffer.rollouts import Rollout
-from rlightning.buffer.sampler import AllDataSampler
+from rlightning.buffer.sampler import AllDataSampler, Sampler
+from rlightning.buffer.shares import SharedRollouts
+from rlightning.buffer.take_once import TakeOnce
+from rlightning.buffer.taken import Taken, taken_of
 from rlightning.buffer.utils.layout import iter_arrays
+from rlightning.buffer.utils.storage import Prepared
 from rlightning.buffer.where import Where
 from rlightning.errors import (
-    BufferEmptyError,
-    DeadlineExceededError,
     InvalidRequestError,
+    InvalidRowError,
+    ReplayError,
     ResourceExhaustedError,
     StorageFullError,
-    UnavailableError,
 )
 from rlightning.types import EnvMeta
 from rlightning.utils.config import BufferConfig
 from rlightning.utils.memory import MemoryPool
-from rlightning.utils.waiting import wait_within
-
-PRODUCER_SILENT = "PRODUCER_SILENT"
-"""Reason of the error that tells a learner of a producer that sends nothing."""
-
-# A loop that wakes so much later than it wanted to has not run meanwhile.
-_STOOD_STILL_NS = 10**9
-
-
-@dataclass
-class Producer:
-    """A writer and when it was last heard.
-
-    Attributes:
-        env_id: Id of the env whose rows it writes.
-        writer_id: Id of the writer.
-        heard_ns: When something of it came last, by the monotonic clock.
-        waiting: Messages of it that wait for room.
-    """
-
-    env_id: str
-    writer_id: str
-    heard_ns: int = field(default_factory=time.monotonic_ns)
-    waiting: int = 0
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A batch on its way to a learner.
-
-    Attributes:
-        transitions: Number of transitions in it.
-        metadata: What it is made of.
-        rollout: The rollout that it is; None if it is a sample, and its rows stay where they are.
-        sample: The columns of a sample.
-        nbytes: Size of the columns in bytes.
-    """
-
-    transitions: int
-    metadata: Mapping[str, Any]
-    rollout: Rollout | None = None
-    sample: Mapping[str, Any] = field(default_factory=dict)
-    nbytes: int = 0
-
-    def columns(self) -> dict[str, Any]:
-        """Returns the columns; for a rollout as `Rollout.columns` does, from any thread."""
-        return dict(self.sample) if self.rollout is None else self.rollout.columns()
 
 
 class BufferTable:
@@ -88,8 +46,12 @@ class BufferTable:
     Attributes:
         name: Its name.
         buffer: The buffer itself.
+        limiter: Lets inserts and samples wait for each other; None if they do not.
+        queue: Hands transitions out once; None if they are sampled again and again.
+        producers: The writers by env id.
         sampled_total: Transitions handed to learners.
         transit: Memory for what is on its way: messages that wait for room, and sampled batches.
+        rendezvous: Where both sides wait.
 
     Raises:
         ConfigError: The configuration asks for what the buffer does not offer.
@@ -97,16 +59,28 @@ class BufferTable:
 
     def __init__(self, name: str, config: BufferConfig) -> None:
         self.name = name
-        self.buffer: DataBuffer = build_data_buffer(config)
+        # What only a table has is none of the buffer's business.
+        own: dict[str, Any] = {"rate_limiter": None, "tables": {}}
+        check_table(config)
+        self.buffer: DataBuffer = build_data_buffer(config.model_copy(update=own))
         self.buffer.init()
+        self.limiter = None if config.rate_limiter is None else RateLimiter(config.rate_limiter)
+        self.queue: TakeOnce | None = None
+        if self.limiter is not None and self.limiter.queue_size is not None:
+            self.queue = TakeOnce(self.buffer.storages[0].container)
+        self.producers = Producers(config.producer_timeout_s, all_needed=self.serves_rollouts)
+        self.rendezvous = Rendezvous(
+            name,
+            self.producers,
+            counters=None if self.limiter is None else self._counters,
+            may_move=self._awaits_more_than_data,
+        )
         self.sampled_total = 0
         self.transit = MemoryPool(self.buffer.max_bytes // 2)
-        self._timeout_ns = int(config.producer_timeout_s * 1e9)
-        self._producers: dict[str, Producer] = {}
-        # Who wrote last when nobody does any more.
-        self._last = Producer("", "")
-        self._room = asyncio.Event()
-        self._ready = asyncio.Event()
+        self._has_functions = any(config.functions.to_dict().values())
+        self._short_of_memory = False
+        self._pushed = 0  # what the limiter knows of
+        self._shares: SharedRollouts | None = None
 
     @property
     def serves_rollouts(self) -> bool:
@@ -116,35 +90,42 @@ class BufferTable:
     @property
     def samples_transitions(self) -> bool:
         """Whether batches are drawn from single transitions, of which `where` can choose."""
-        return not self.serves_rollouts and self.buffer.config.storage.unit == "transition"
+        unit = self.buffer.config.storage.unit
+        return not self.serves_rollouts and self.queue is None and unit == "transition"
 
     @property
-    def producers(self) -> Mapping[str, Producer]:
-        """The writers by env id."""
-        return self._producers
+    def sampler(self) -> Sampler:
+        """What chooses the rows of a batch."""
+        assert self.buffer.sampler is not None  # `init` made it
+        return self.buffer.sampler
+
+    @property
+    def max_items(self) -> int:
+        """How many items of an env can be stored together at most; 0 means any number."""
+        limits = [storage.max_items for storage in self.buffer.storages.values()]
+        return min(filter(None, limits), default=0)
 
     @property
     def capacity(self) -> int:
         """How many transitions it can hold; for rollouts, of the envs that there are now."""
         if isinstance(self.buffer, RolloutBuffer):
             rollouts = self.buffer.rollouts
-            rows = sum(group.rows for group in rollouts.groups.values())
-            return rows * rollouts.length * rollouts.max_rollouts
+            return self.rollout_rows * rollouts.length * rollouts.max_rollouts
         return self.buffer.config.capacity
+
+    @property
+    def rollout_rows(self) -> int:
+        """How many rows a rollout of the envs that there are now has; 0 without rollouts."""
+        if not isinstance(self.buffer, RolloutBuffer):
+            return 0
+        return sum(group.rows for group in self.buffer.rollouts.groups.values())
 
     def stats(self) -> dict[str, Any]:
         """Returns counters and the state of each producer, for people."""
-        now = time.monotonic_ns()
         stats: dict[str, Any] = {
             **self.buffer.counters.to_dict(),
-            "producers": {
-                env_id: {
-                    "writer_id": producer.writer_id,
-                    "heard_s": (now - producer.heard_ns) / 1e9,
-                    "waiting": producer.waiting,
-                }
-                for env_id, producer in self._producers.items()
-            },
+            "producers": self.producers.stats(),
+            "readers": self.rendezvous.readers,
         }
         if isinstance(self.buffer, RolloutBuffer):
             rollouts = self.buffer.rollouts
@@ -153,7 +134,30 @@ class BufferTable:
                 "rollouts_ready": rollouts.ready,
                 "rollouts_held": rollouts.held,
             }
+        if (limiter := self._counted()) is not None:
+            stats["limiter"] = limiter.describe(self.buffer.size())
+            stats["blocked_total"] = self.rendezvous.blocked_total
+        if self.queue is not None:
+            stats["queue_unacked"] = self.queue.taken
         return stats
+
+    def _counters(self) -> str:
+        counted = self._counted()
+        assert counted is not None
+        told = counted.describe(self.buffer.size())
+        return ", ".join(f"{name} {value:g}" for name, value in told.items())
+
+    def _awaits_more_than_data(self) -> bool:
+        """Tells whether a learner that waits may go on without new data."""
+        return self._short_of_memory or (self.queue is not None and self.queue.taken > 0)
+
+    def _counted(self) -> RateLimiter | None:
+        """Returns the limiter, once it knows of all that was stored."""
+        if self.limiter is not None:
+            pushed = self.buffer.storages[0].container.pushed_units
+            self.limiter.inserted += pushed - self._pushed
+            self._pushed = pushed
+        return self.limiter
 
     # Writing.
 
@@ -167,7 +171,7 @@ class BufferTable:
             StorageFullError: Its rows need more memory than there is left.
         """
         env_id = meta.env_id or ""
-        producer = self._producers.get(env_id)
+        producer = self.producers.get(env_id)
         if producer is None or producer.writer_id != writer_id:
             try:
                 self.buffer.open_group(meta)
@@ -175,15 +179,86 @@ class BufferTable:
                 if producer is not None:  # what it had made room for this one
                     self.close_writer(env_id, producer.writer_id)
                 raise
-            self._producers[env_id] = Producer(env_id, writer_id)
+            self.producers.add(env_id, writer_id)
 
     def close_writer(self, env_id: str, writer_id: str) -> None:
         """Takes note that a writer will not come back: nobody waits for its rows any more."""
-        producer = self._producers.get(env_id)
-        if producer is not None and producer.writer_id == writer_id:
-            self._last = self._producers.pop(env_id)
+        if self.producers.of(env_id, writer_id) is not None:
+            self.producers.remove(env_id)
             self.buffer.close_group(env_id)
-            self._changed()
+            self.changed()
+
+    def prepare(self, env_id: str, items: Sequence[Item]) -> Prepared:
+        """Checks items of one env.
+
+        Raises:
+            InvalidRowError: One does not fit; the message names the field.
+            StorageFullError: There is no memory for them, or a queue never has room for so many.
+        """
+        try:
+            prepared = self.buffer.prepare(env_id, items)
+        except (ReplayError, TypeError, ValueError):
+            raise
+        except Exception as error:
+            raise self._blamed(error, env_id) from error
+        count = self._pushes(prepared)
+        if self.queue is not None and count > self.capacity:
+            raise StorageFullError(
+                f"env {env_id!r}: episodes of {count} transitions have ended; buffer.capacity "
+                f"allows {self.capacity}"
+            )
+        return prepared
+
+    def has_room(self, prepared: Prepared) -> bool:
+        """Tells whether checked items can be stored now, rather than once somebody has sampled."""
+        limiter = self._counted()
+        if limiter is not None and not limiter.may_insert(self.buffer.size()):
+            return False
+        if self.queue is not None and not self.queue.has_room(self._pushes(prepared)):
+            return False
+        return self.buffer.has_room(prepared)
+
+    def check_full(self, prepared: Prepared) -> None:
+        """Checks that a storage that does not overwrite has room for what ends with these items.
+
+        Raises:
+            StorageFullError: It has not.
+        """
+        container = self.buffer.storages[0].container
+        if container.mode == "fixed" and (count := self._pushes(prepared)) > container.room:
+            raise StorageFullError(
+                f"table '{self.name}': {count} transitions for a storage that has room for "
+                f"{container.room} of {container.capacity}"
+            )
+
+    @staticmethod
+    def _pushes(prepared: Prepared) -> int:
+        group = prepared.group
+        return group.pushes(prepared.steps) if isinstance(group, EpisodeGroup) else 0
+
+    def commit(self, prepared: Prepared) -> None:
+        """Stores checked items.
+
+        Raises:
+            StorageFullError: The storage does not overwrite, and is full.
+            InvalidRowError: A function of the user raised; the episode that ended is lost.
+        """
+        env_id = prepared.group.env_id
+        try:
+            self.buffer.commit(prepared)
+        except (ReplayError, TypeError, ValueError):
+            raise
+        except Exception as error:
+            raise self._blamed(error, env_id) from error
+        self.producers[env_id].heard_ns = time.monotonic_ns()
+        self.rendezvous.moved(ready=self._has_batch())
+
+    def _blamed(self, error: Exception, env_id: str) -> Exception:
+        """Returns an error of a function of the user as one that its writer is told."""
+        if not self._has_functions:
+            return error
+        said = f"{type(error).__name__}: {error}"
+        return InvalidRowError(f"env {env_id!r}: a function of buffer.functions raised {said}")
 
     def try_insert(self, env_id: str, items: Sequence[Item]) -> bool:
         """Stores items of one env, all or none.
@@ -195,22 +270,10 @@ class BufferTable:
             InvalidRowError: One does not fit; the message names the field.
             StorageFullError: The storage does not overwrite, and is full.
         """
-        prepared = self.buffer.prepare(env_id, items)
-        if not self.buffer.has_room(prepared):
-            return False
-        self.buffer.commit(prepared)
-        self._producers[env_id].heard_ns = time.monotonic_ns()
-        if self._has_batch():
-            self._ready.set()
-        return True
+        return insert_into((self,), env_id, items) is None
 
     def _has_batch(self) -> bool:
         return not isinstance(self.buffer, RolloutBuffer) or self.buffer.rollouts.ready > 0
-
-    async def wait_room(self) -> None:
-        """Returns when there may be more room than now."""
-        self._room.clear()
-        await self._room.wait()
 
     def refuse(self, env_id: str) -> None:
         """Takes note that an item of an env was not stored: nothing is joined across it."""
@@ -218,64 +281,118 @@ class BufferTable:
 
     # Sampling.
 
-    def take(self, batch_size: int | None = None, where: Where | None = None) -> Taken | None:
-        """Returns a batch if there is one.
-
-        Args:
-            batch_size: Transitions in it, for a buffer that does not serve rollouts.
-            where: What a transition of it must be, for a buffer that samples transitions.
+    def offers(self, batch_size: int | None, where: Where | None = None) -> bool:
+        """Tells whether a batch can be taken now, of a table that does not serve rollouts.
 
         Raises:
             InvalidRequestError: The transitions have no such column as `where` needs.
             ResourceExhaustedError: So large a sample never fits into the memory for batches.
         """
         buffer = self.buffer
-        if isinstance(buffer, RolloutBuffer):
-            rollout = buffer.rollouts.take()
-            if rollout is None:
-                return None
-            metadata = {
-                "env_ids": rollout.env_ids,
-                "rows": rollout.rows,
-                "rollout": rollout.index,
-            }
-            taken = Taken(rollout.transitions, metadata, rollout, nbytes=rollout.nbytes)
+        self._short_of_memory = False
+        count = self._units(batch_size)
+        if self._available(where) < max(1, batch_size or 1):
+            return False
+        if (limiter := self._counted()) is not None and not limiter.may_sample(
+            buffer.size(), count
+        ):
+            return False
+        needed = self.transit_bytes(count)
+        if needed > self.transit.max_bytes:
+            raise ResourceExhaustedError(
+                f"batch_size: {self._most_transitions(count)} transitions of "
+                f"{buffer.row_bytes} bytes need {needed} bytes to be sent; "
+                f"half of buffer.max_bytes allows {self.transit.max_bytes}",
+                reason="BATCH_TOO_LARGE",
+            )
+        self._short_of_memory = self.transit.used + needed > self.transit.max_bytes
+        return not self._short_of_memory
+
+    def take(
+        self,
+        batch_size: int | None = None,
+        where: Where | None = None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> Taken | None:
+        """Returns a batch if there is one.
+
+        Args:
+            batch_size: Transitions in it, for a buffer that does not serve rollouts.
+            where: What a transition of it must be, for a buffer that samples transitions.
+            rank: Which of several learners it is for.
+            world_size: How many learners there are: each draws for itself, and of a rollout each
+                gets an equal part of the rows.
+
+        Raises:
+            InvalidRequestError: The transitions have no such column as `where` needs.
+            ResourceExhaustedError: So large a sample never fits into the memory for batches.
+            PreconditionError: The rows of a rollout do not divide by `world_size`.
+        """
+        if isinstance(self.buffer, RolloutBuffer):
+            taken = self._take_rollout(self.buffer, rank, world_size)
         else:
-            if self._available(where) < max(1, batch_size or 1):
-                return None
-            whole = batch_size is None or isinstance(buffer.sampler, AllDataSampler)
-            count = buffer.size() if whole else batch_size or 0
-            needed = self.transit_bytes(count)
-            if needed > self.transit.max_bytes:
-                raise ResourceExhaustedError(
-                    f"batch_size: {self._most_transitions(count)} transitions of "
-                    f"{buffer.row_bytes} bytes need {needed} bytes to be sent; "
-                    f"half of buffer.max_bytes allows {self.transit.max_bytes}",
-                    reason="BATCH_TOO_LARGE",
-                )
-            if not self.transit.take(needed):
-                return None
-            try:
-                (batch,) = buffer.sample(batch_size, where=where)
-            except BufferEmptyError:  # nothing is long enough for a sequence yet
-                self.transit.give_back(needed)
-                return None
-            columns, metadata = joined(batch)
-            leaves = list(iter_arrays(columns))
-            nbytes = sum(leaf.nbytes for leaf in leaves)
-            taken = Taken(columns["reward"].size, metadata, None, columns, nbytes)
-            weakref.finalize(taken, self._sent, needed).atexit = False
-        self.sampled_total += taken.transitions
+            taken = self._take_sample(batch_size, where, rank, world_size)
+        if taken is not None:
+            self.sampled_total += taken.transitions
+            if self.limiter is not None:
+                self.limiter.sampled += taken.units
+            self.rendezvous.moved(room=self.limiter is not None)
         return taken
+
+    def _take_rollout(self, buffer: RolloutBuffer, rank: int, world_size: int) -> Taken | None:
+        shares = self.share_between(world_size)
+        rollout = buffer.rollouts.take() if shares is None else shares.take(rank)
+        if rollout is None:
+            return None
+        return taken_of(rollout, rank, world_size)
+
+    def _take_sample(
+        self, batch_size: int | None, where: Where | None, rank: int, world_size: int
+    ) -> Taken | None:
+        if not self.offers(batch_size, where):
+            return None
+        count = self._units(batch_size)
+        needed = self.transit_bytes(count)
+        self.transit.take(needed)
+        queued = None
+        if self.queue is not None:
+            queued = self.queue.take(count)
+            batch = self.buffer.storages[0].container.read_slots(queued.slots)
+        else:
+            with self.sampler.stream(rank, world_size):
+                (batch,) = self.buffer.sample(batch_size, where=where)
+        columns, metadata = joined(batch)
+        nbytes = sum(leaf.nbytes for leaf in iter_arrays(columns))
+        size = columns["reward"].size
+        taken = Taken(size, metadata, queued=queued, sample=columns, nbytes=nbytes, units=count)
+        weakref.finalize(taken, self._sent, needed).atexit = False
+        return taken
+
+    def _units(self, batch_size: int | None) -> int:
+        """Returns how many units a batch is made of."""
+        if batch_size is None:
+            return self.buffer.size() if self.queue is None else self.queue.waiting
+        whole = self.queue is None and isinstance(self.sampler, AllDataSampler)
+        return self.buffer.size() if whole else batch_size
 
     def _available(self, where: Where | None) -> int:
         """Returns how many units a batch can be drawn from."""
-        if where is None or not self.buffer.size():
-            return self.buffer.size()
+        if self.queue is not None:
+            return self.queue.waiting
+        size = self.buffer.size()
+        if not size:
+            return 0
+        container = self.buffer.storages[0].container
         try:
-            return int(where.allowed(self.buffer.storages[0].container).sum())
+            allowed = None if where is None else where.allowed(container)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from None
+        # Sequences may begin again and again, if only at a few transitions.
+        if self.sampler.length > 1 and not self.sampler.choices(container, allowed):
+            return 0
+        return size if allowed is None else int(allowed.sum())
 
     def transit_bytes(self, count: int) -> int:
         """Returns the memory for so many units on their way: as columns, and encoded."""
@@ -284,7 +401,7 @@ class BufferTable:
     def _most_transitions(self, count: int) -> int:
         """Returns how many transitions a sample of so many units has at most."""
         buffer = self.buffer
-        longest = buffer.sampler.length if buffer.sampler is not None else 1
+        longest = self.sampler.length
         if buffer.config.storage.unit == "episode":
             registries = (s.container.episode_registry for s in buffer.storages.values())
             longest = max(int(registry.lengths.max(initial=0)) for registry in registries)
@@ -292,7 +409,7 @@ class BufferTable:
 
     def _sent(self, nbytes: int) -> None:
         self.transit.give_back(nbytes)
-        self._ready.set()  # a learner may wait for the memory
+        self.rendezvous.moved(ready=True)  # a learner may wait for the memory
 
     async def next(
         self,
@@ -308,97 +425,100 @@ class BufferTable:
             timeout_s: How long, in seconds; None: for ever.
             batch_size: As in `take`.
             where: As in `take`.
-            patience_s: For how long a silent producer is not complained about, in seconds.
+            patience_s: As in `Rendezvous.wait_for`.
 
         Raises:
             DeadlineExceededError: There was none in time.
-            UnavailableError: A producer has sent nothing for `producer_timeout_s`, and holds the
-                others up; reason `PRODUCER_SILENT`, the message names it.
+            UnavailableError: As `Rendezvous.wait_for`.
+            PreconditionError: As `Rendezvous.wait_for`.
         """
-        begun = time.monotonic_ns()
-        deadline = None if timeout_s is None else begun + int(timeout_s * 1e9)
-        patient_until = begun + int(patience_s * 1e9)
-        while (taken := self.take(batch_size, where)) is None:
-            now = time.monotonic_ns()
-            if deadline is not None and now >= deadline:
-                raise DeadlineExceededError(
-                    f"no batch in table '{self.name}' within {timeout_s:g} s"
-                )
-            alarm = max(self._silent_at(), patient_until)
-            if now >= alarm:
-                raise UnavailableError(self._silence(now), reason=PRODUCER_SILENT)
-            wake = alarm if deadline is None else min(alarm, deadline)
-            self._ready.clear()
-            try:
-                await wait_within(self._ready.wait(), (wake - now) / 1e9)
-            except asyncio.TimeoutError:
-                if time.monotonic_ns() - wake > _STOOD_STILL_NS:
-                    # This process was stopped: what the producers sent has not been read yet.
-                    patient_until = time.monotonic_ns() + self._timeout_ns
-        return taken
+        return await self.rendezvous.wait_for(
+            lambda: self.take(batch_size, where), timeout_s, patience_s=patience_s
+        )
+
+    def share_between(self, world_size: int) -> SharedRollouts | None:
+        """Returns what hands rollouts to so many learners; None for one, who gets them whole.
+
+        What another number of them has not used is given back. None too for what is no rollout.
+        """
+        if not isinstance(self.buffer, RolloutBuffer):
+            return None
+        shares = self._shares
+        if shares is not None and shares.world_size != world_size:
+            shares.dissolve()
+            shares = self._shares = None
+        if shares is None and world_size > 1:
+            shares = self._shares = SharedRollouts(self.buffer.rollouts, world_size)
+        return shares
 
     def release(self, taken: Taken) -> None:
-        """Takes note that a learner has a batch: a rollout makes room for others."""
-        if taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
-            self.buffer.rollouts.release(taken.rollout)
-            self._changed()
+        """Takes note that a learner has used a batch: it leaves the buffer."""
+        if taken.queued is not None and self.queue is not None:
+            self.queue.remove(taken.queued)
+            self.changed()
+        elif taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
+            if self._shares is None:
+                self.buffer.rollouts.release(taken.rollout)
+            elif not self._shares.release(taken.metadata.get("rank", 0), taken.rollout.index):
+                return  # others have not used theirs yet
+            self.changed()
 
-    def release_ready(self, index: int) -> None:
+    def release_ready(self, index: int, rank: int = 0) -> None:
         """Takes note that a rollout that was given back was used all the same."""
-        if isinstance(self.buffer, RolloutBuffer) and self.buffer.rollouts.release_ready(index):
-            self._changed()
+        if not isinstance(self.buffer, RolloutBuffer):
+            return
+        if self._shares is not None:
+            released = self._shares.release(rank, index)
+        else:
+            released = self.buffer.rollouts.release_ready(index)
+        if released:
+            self.changed()
 
     def give_back(self, taken: Taken) -> None:
-        """Takes note that nobody has a batch that was taken: a rollout is for the next learner."""
+        """Takes note that nobody has a batch that was taken: it is for the next learner."""
         self.sampled_total -= taken.transitions
-        if taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
-            self.buffer.rollouts.give_back(taken.rollout)
-            self._ready.set()
+        if self.limiter is not None:
+            self.limiter.sampled -= taken.units
+        if taken.queued is not None and self.queue is not None:
+            self.queue.put_back(taken.queued)
+        elif taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
+            if self._shares is None:
+                self.buffer.rollouts.give_back(taken.rollout)
+            else:
+                self._shares.give_back(taken.metadata.get("rank", 0), taken.rollout.index)
+        self.rendezvous.moved(ready=True)
 
     def clear(self) -> int:
         """Drops what is stored; returns how many transitions."""
-        before = self.buffer.size()
+        before = self.buffer.num_transitions()
         self.buffer.clear()
-        self._changed()
-        return before - self.buffer.size()
+        self.changed()
+        return before - self.buffer.num_transitions()
 
-    def _changed(self) -> None:
-        self._room.set()
-        self._ready.set()
-
-    # Producers that fall silent.
-
-    def _silent_at(self) -> int:
-        """Returns when there is something to complain about, by the monotonic clock."""
-        heard = [producer.heard_ns for producer in self._producers.values() if not producer.waiting]
-        if not self._producers:
-            since = self._last.heard_ns
-        elif not heard or (len(heard) < len(self._producers) and not self.serves_rollouts):
-            since = time.monotonic_ns()
-        else:
-            # Every producer holds a rollout up; samples go on as long as one of them writes.
-            since = min(heard) if self.serves_rollouts else max(heard)
-        return since + self._timeout_ns
-
-    def _silence(self, now: int) -> str:
-        if not self._producers:
-            who = (
-                f"the last one was {_name(self._last)}, heard {_ago(now, self._last)} ago"
-                if self._last.env_id
-                else "there has been none since the start"
-            )
-            return f"no producer writes to table '{self.name}'; {who}"
-        silent = [
-            f"{_name(producer)}, last heard {_ago(now, producer)} ago"
-            for producer in self._producers.values()
-            if not producer.waiting and now - producer.heard_ns >= self._timeout_ns
-        ]
-        return f"table '{self.name}' waits for silent producers: {'; '.join(silent)}"
+    def changed(self) -> None:
+        """Takes note that something was stored or removed from outside."""
+        self.rendezvous.moved(room=True, ready=True)
 
 
-def _name(producer: Producer) -> str:
-    return f"env {producer.env_id!r} (writer {producer.writer_id})"
+def insert_into(
+    tables: Sequence[BufferTable], env_id: str, items: Sequence[Item]
+) -> BufferTable | None:
+    """Stores items of one env in several tables, in all or in none.
 
+    Returns:
+        None if they are stored; else a table that has no room for them yet.
 
-def _ago(now: int, producer: Producer) -> str:
-    return f"{(now - producer.heard_ns) / 1e9:.1f} s"
+    Raises:
+        InvalidRowError: One does not fit; the message names the field.
+        StorageFullError: A storage does not overwrite, and is full.
+    """
+    prepared = [table.prepare(env_id, items) for table in tables]
+    for table, checked in zip(tables, prepared, strict=True):
+        if not table.has_room(checked):
+            return table
+    if len(tables) > 1:
+        for table, checked in zip(tables, prepared, strict=True):
+            table.check_full(checked)
+    for table, checked in zip(tables, prepared, strict=True):
+        table.commit(checked)
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlightning.buffer.base_buffer import DataBuffer
+from rlightning.buffer.functions import load_functions
 from rlightning.utils.config import BufferConfig
 from rlightning.utils.registry import BUFFERS
 
@@ -14,7 +15,12 @@ def build_data_buffer(config: BufferConfig, **functions: Any) -> DataBuffer:
 
     Args:
         config: Its section of the configuration.
-        **functions: Preprocessors and preprocess functions, as of `DataBuffer`.
+        **functions: Preprocessors and preprocess functions, as of `DataBuffer`; they come before
+            those that `functions` of the section names.
+
+    Raises:
+        ConfigError: A function that is named cannot be imported.
     """
-    buffer: DataBuffer = BUFFERS.get(config.type)(config, **functions)
+    named = load_functions(config.functions)
+    buffer: DataBuffer = BUFFERS.get(config.type)(config, **{**named, **functions})
     return buffer

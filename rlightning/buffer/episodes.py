@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -113,6 +113,28 @@ class EpisodeGroup(Group):
         self._check_room(np.arange(self.rows) if rows is None else rows, more=0)
         count = super().cut(rows)
         self._store_finished()
+        return count
+
+    def pushes(self, steps: Sequence[CheckedStep]) -> int:
+        """Returns how many transitions checked items will move into the container at most."""
+        if not self.rows:
+            return 0
+        total, positions = 0, self.positions.copy()
+        for step in steps:
+            new = step.observed
+            if new is not None:
+                rows = np.arange(self.rows) if new.rows is None else new.rows
+                positions[rows] += 1
+                if self._auto_truncate:
+                    total += self._taken_from(positions, rows[new.done])
+            if step.cut_rows is not None:
+                total += self._taken_from(positions, step.cut_rows)
+        return total
+
+    @staticmethod
+    def _taken_from(positions: npt.NDArray[np.int64], rows: Rows) -> int:
+        count = int(positions[rows].sum())
+        positions[rows] = 0
         return count
 
     def discard(self) -> int:

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from typing_extensions import Self
 
+from rlightning.buffer.insert_message import InsertMessage
 from rlightning.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -28,7 +30,7 @@ from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.utils.waiting import wait_within
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Reader, Writer, fill_env_ret, fill_policy_response
+from rlightning.wire import Limits, Reader, Writer, fill_env_ret, fill_policy_response
 
 logger = logging.getLogger(__name__)
 
@@ -38,35 +40,50 @@ SERVICE = "rlightning.v1.BufferService"
 _METHOD = f"/{SERVICE}/Insert"
 _START_TIMEOUT_S = 30.0
 
+# An item waits for others, to be sent with them: for so many, so many bytes, and so long.
+_ITEMS_PER_MESSAGE = 4
+_MESSAGE_BYTES = 256 * 1024
+_MESSAGE_WAIT_S = 0.002
+_MAX_LEAVES = Limits().max_leaves
+
+
+def items_per_message(window_items: int) -> int:
+    """Returns how many items an `InsertClient` with such a window sends together at most."""
+    return max(1, min(_ITEMS_PER_MESSAGE, window_items // 2))
+
 
 class _Sent(NamedTuple):
     """A message that is not acked yet."""
 
     seq: int
+    epoch: int
+    items: int
     data: bytes
 
 
 class InsertClient:
     """Stores what one group of rows saw and was answered in a buffer server, exactly once.
 
-    What is not acked is kept in a bounded window, and sent again after a cut or a restart of the
-    server; the server drops what it has already. A full window makes `insert` wait, and so does a
-    full buffer, which withholds its acks. Belongs to one event loop.
+    Items that come quickly share a message: the first waits for others for 2 ms, and for 3 of them
+    or 256 KiB at most. What is not acked is kept in a bounded window, and sent again after a cut or
+    a restart of the server; the server drops what it has already. A full window makes `insert`
+    wait, and so does a full buffer, which withholds its acks. Belongs to one event loop.
 
     Args:
         address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
         spec: The group: its id, spaces and number of rows.
         writer_id: Id of this writer, new per process and group, `[A-Za-z0-9._-]{1,64}`; default: a
             random one.
-        table: Which table; empty means `default`.
-        window_messages: Messages that may be unacked. They may be older than what the buffer has
-            room for, so a learner that wants fresh rows wants few of them.
+        tables: Where the rows go: a table, or several of them; empty means `default`.
+        window_items: Items that may be unacked. They may be older than what the buffer has room
+            for, so a learner that wants fresh rows wants few of them. A message holds half of them
+            at most.
         window_bytes: Bytes that may be unacked, unless it is a single message.
         rpc: Limits and times.
         auth: Token and certificates.
 
     Attributes:
-        acked: Messages acked so far.
+        acked: Items acked so far.
         resent: Messages sent again after a cut.
         rebased: Times that the server had lost what it had acked.
 
@@ -80,8 +97,8 @@ class InsertClient:
         *,
         spec: EnvMeta,
         writer_id: str | None = None,
-        table: str = "",
-        window_messages: int = 8,
+        tables: str | Sequence[str] = "",
+        window_items: int = 8,
         window_bytes: int = 16 * 2**20,
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
@@ -94,11 +111,18 @@ class InsertClient:
         self._channel = connect(address, rpc=rpc, auth=auth)
         self._spec = spec
         self._writer_id = writer_id or f"writer-{uuid.uuid4().hex[:16]}"
-        self._table = table
-        self._window_messages = window_messages
+        self._tables = [name for name in ([tables] if isinstance(tables, str) else tables) if name]
+        self._window_items = window_items
         self._window_bytes = window_bytes
+        self._per_message = 1
         self._session: SessionClient[pb.InsertRequest, pb.InsertResponse] | None = None
+        self._next = InsertMessage()
         self._window: deque[_Sent] = deque()
+        self._unsent: deque[_Sent] = deque()
+        self._sending = asyncio.Lock()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._late: set[asyncio.Task[None]] = set()
+        self._unacked_items = 0
         self._unacked_bytes = 0
         self._seq = 0
         self._cap = 0
@@ -106,6 +130,7 @@ class InsertClient:
         self._progress = asyncio.Event()
         self._failure: RemoteError | None = None
         self._refusal: RemoteError | None = None
+        self._blocked: RemoteError | None = None
         self._withheld = 0
         self._waits_for_room = True
 
@@ -141,6 +166,8 @@ class InsertClient:
 
         What is not acked may be lost: `flush` before.
         """
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._session is not None:
             await self._session.close()
         self._on_failure(UnavailableError("the client was closed", peer=self.address))
@@ -159,56 +186,133 @@ class InsertClient:
         await self.close()
 
     async def insert(
-        self, env_ret: EnvRet, response: PolicyResponse | None, *, new_segment: bool = False
+        self,
+        env_ret: EnvRet,
+        response: PolicyResponse | None,
+        *,
+        new_segment: bool = False,
+        table: str = "",
     ) -> None:
-        """Sends one item, once there is room in the window; one call at a time.
+        """Takes one item, once there is room in the window; one call at a time.
 
         Args:
             env_ret: What the env returned. It is encoded before this returns.
             response: The policy's answer to it; None closes the rows that it ends.
             new_segment: Nothing before this item is joined to it.
+            table: The one of the `tables` that it goes to; empty: all of them.
 
         Raises:
-            InvalidRequestError: The server refused an earlier item, which does not fit; the message
-                names the field. Nothing of it was stored, this item was not sent, and later ones
-                are not joined to those before.
+            InvalidRequestError: The server refused an earlier item, which does not fit; the error
+                names the field. Nothing of its message was stored, this item was not sent, and
+                later ones are not joined to those before.
             ResourceExhaustedError: The item passes the session's cap.
             CodecError: The item holds something that cannot be sent.
             StorageFullError: There is no room, and nobody waits for it: `stop_waiting_for_room`.
+            PreconditionError: Inserts wait for samples, and samples for inserts; the reason is
+                `BLOCKED`, and the message has the counters. This item was not sent; another call
+                waits on.
             RemoteError: The session ended for good.
         """
         session = self._session
         if session is None:
             raise ReplayError("insert needs a session: await start() first")
-        while self._window and (
-            len(self._window) >= self._window_messages or self._unacked_bytes >= self._window_bytes
-        ):
+        while self._is_window_full():
+            if not self._window:
+                await self._send_next()
             await self._progressed()
         self._raise_errors()
         writer = Writer()
-        request = session.new_request()
-        insert = request.insert
-        insert.seq = self._seq + 1
-        insert.epoch = session.epoch
-        if self._table:
-            insert.table = self._table
-        item = insert.items.add()
+        item = pb.InsertItem(new_segment=new_segment)
         fill_env_ret(item.env_ret, env_ret, writer)
         if response is not None:
             fill_policy_response(item.response, response, writer)
-        item.new_segment = new_segment
-        data = writer.finish(request)
-        if len(data) > self._cap:
+        pieces = writer.pieces(item)
+        nbytes = sum(memoryview(piece).nbytes for piece in pieces)
+        if table != self._next.table:
+            self._close_message()
+            self._next.table = table
+        await self._put(pieces, nbytes, writer.used()[0])
+
+    def _is_window_full(self) -> bool:
+        items = self._unacked_items + self._next.items
+        return items > 0 and (
+            items >= self._window_items
+            or self._unacked_bytes + self._next.item_bytes >= self._window_bytes
+        )
+
+    async def _put(self, item: list[Any], nbytes: int, leaves: int) -> None:
+        """Adds an item to the next message, and sends that if it is full."""
+        message = self._next
+        if nbytes + message.envelope_bytes > self._cap:
             own = self._cap < self._channel.rpc.max_message_bytes
             raise ResourceExhaustedError(
-                too_large(len(data), self._cap, _METHOD, session=own),
+                too_large(nbytes + message.envelope_bytes, self._cap, _METHOD, session=own),
                 peer=self.address,
                 reason="MESSAGE_TOO_LARGE",
             )
+        full = min(_MESSAGE_BYTES, self._cap) - message.envelope_bytes
+        if message.items and (
+            message.item_bytes + nbytes > full or message.leaves + leaves > _MAX_LEAVES
+        ):
+            self._close_message()
+        message.add(item, nbytes, leaves)
+        if message.items >= self._per_message or message.item_bytes >= full:
+            await self._send_next()
+        else:
+            message.freeze()
+            if self._alarm is None:
+                loop = asyncio.get_running_loop()
+                self._alarm = loop.call_later(_MESSAGE_WAIT_S, self._send_late)
+
+    def _close_message(self) -> None:
+        """Gives the next message its number, and lets it be sent."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        message, session = self._next, self._session
+        if not message.items:
+            return
+        assert session is not None
         self._seq += 1
-        self._window.append(_Sent(self._seq, data))
+        items = message.items
+        data = message.take(session.new_request(), self._seq, session.epoch)
+        sent = _Sent(self._seq, session.epoch, items, data)
+        self._window.append(sent)
+        self._unsent.append(sent)
+        self._unacked_items += items
         self._unacked_bytes += len(data)
-        await session.send(data)
+
+    async def _send_next(self) -> None:
+        """Sends what has come, in order."""
+        self._close_message()
+        try:
+            async with self._sending:
+                await self._send_closed()
+        except asyncio.CancelledError:
+            if self._unsent and self._alarm is None:  # nobody else may come
+                self._alarm = asyncio.get_running_loop().call_later(0, self._send_late)
+            raise
+
+    async def _send_closed(self) -> None:
+        session = self._session
+        assert session is not None
+        while self._unsent:
+            sent = self._unsent.popleft()
+            if sent.epoch == session.epoch:  # or the welcome since then has sent it
+                await session.send(sent.data)
+
+    def _send_late(self) -> None:
+        """Sends items that have waited long enough for others."""
+        self._alarm = None
+        task = asyncio.ensure_future(self._send_alone())
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def _send_alone(self) -> None:
+        try:
+            await self._send_next()
+        except RemoteError as error:
+            self._on_failure(error)
 
     def stop_waiting_for_room(self) -> None:
         """Lets `insert` and `flush` raise instead of waiting for room in a full buffer.
@@ -229,17 +333,19 @@ class InsertClient:
             DeadlineExceededError: It took longer.
             InvalidRequestError: The server refused an item, as in `insert`.
             StorageFullError: As in `insert`.
+            PreconditionError: As in `insert`.
             RemoteError: The session ended for good.
         """
         try:
             await wait_within(self._flushed(), timeout_s)
         except asyncio.TimeoutError:
             raise DeadlineExceededError(
-                f"{len(self._window)} messages are not acked after {timeout_s:g} s",
+                f"{self._unacked_items} items are not acked after {timeout_s:g} s",
                 peer=self.address,
             ) from None
 
     async def _flushed(self) -> None:
+        await self._send_next()
         while self._window:
             await self._progressed()
         self._raise_errors()
@@ -247,12 +353,15 @@ class InsertClient:
     async def _progressed(self) -> None:
         """Waits until the window may have changed."""
         self._raise_errors()
+        if self._blocked is not None:
+            blocked, self._blocked = self._blocked, None
+            raise blocked
         if self._waits_for_room:
             self._progress.clear()
             await self._progress.wait()
         elif await self._is_full():
             raise StorageFullError(
-                f"{self.address}: the buffer has no room for the last {len(self._window)} messages"
+                f"{self.address}: the buffer has no room for the last {self._unacked_items} items"
             )
 
     async def _is_full(self) -> bool:
@@ -281,12 +390,16 @@ class InsertClient:
     def _prepare_hello(self, request: pb.InsertRequest) -> None:
         request.hello.writer_id = self._writer_id
         request.hello.storage_id = self._storage_id
+        request.hello.tables.extend(self._tables)
 
     async def _on_welcome(self, reader: Reader[pb.InsertResponse]) -> None:
         welcome = reader.message.welcome
         session = self._session
         assert session is not None
         self._cap = welcome.session.max_message_bytes
+        self._per_message = items_per_message(self._window_items)
+        if welcome.max_items:
+            self._per_message = min(self._per_message, welcome.max_items)
         if welcome.next_seq > self._seq + 1:
             raise PreconditionError(
                 f"the server has {welcome.next_seq - 1} messages of writer {self._writer_id}, "
@@ -314,6 +427,9 @@ class InsertClient:
             return
         ack = reader.message.ack
         self._withheld = ack.withheld
+        self._blocked = None
+        if ack.HasField("blocked"):
+            self._blocked = from_error_status(ack.blocked, peer=self.address)
         self._forget(ack.seq)
         if ack.expected_seq:
             raise PreconditionError(
@@ -329,8 +445,10 @@ class InsertClient:
         """Drops from the window what was seen by the server."""
         window = self._window
         while window and window[0].seq <= seq:
-            self._unacked_bytes -= len(window.popleft().data)
-            self.acked += 1
+            sent = window.popleft()
+            self._unacked_items -= sent.items
+            self._unacked_bytes -= len(sent.data)
+            self.acked += sent.items
         self._progress.set()
 
     def _on_failure(self, error: RemoteError) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import uuid
 
-from rlightning.buffer.buffer_table import BufferTable, Taken
+from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.pipeline import Item
-from rlightning.errors import ConfigError, ReplayError
+from rlightning.buffer.rendezvous import BLOCKED
+from rlightning.buffer.taken import Taken
+from rlightning.errors import ConfigError, PreconditionError, ReplayError
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import BufferConfig
 from rlightning.wire import Batch
@@ -20,9 +22,14 @@ class LocalBuffer:
 
     Attributes:
         table: The table that it keeps.
+
+    Raises:
+        ConfigError: The section has several tables, or asks for what the buffer does not offer.
     """
 
     def __init__(self, config: BufferConfig) -> None:
+        if config.tables:
+            raise ConfigError("buffer.tables: only a buffer server has several tables")
         self.table = BufferTable("default", config)
         self._lent: Taken | None = None
         self._batches = 0
@@ -87,20 +94,25 @@ class LocalWriter:
         Raises:
             InvalidRowError: It does not fit; the message names the field. Later items are not
                 joined to earlier ones.
+            PreconditionError: Inserts wait for samples, and samples for inserts; the message has
+                the counters. The item was not stored.
         """
         items = [Item(env_ret, response, new_segment)]
-        producer = self._table.producers.get(self._env_id)
-        if producer is None or producer.writer_id != self._writer_id:
+        table, place = self._table, self._table.rendezvous
+        producer = table.producers.of(self._env_id, self._writer_id)
+        if producer is None:
             raise ReplayError(f"the writer of env {self._env_id!r} was closed, or has a successor")
-        producer.waiting += 1
         try:
-            while not self._table.try_insert(self._env_id, items):
-                await self._table.wait_room()
+            while not table.try_insert(self._env_id, items):
+                place.hold(self._env_id, self._writer_id, 1, place)
+                if place.blocked:
+                    raise PreconditionError(place.blocked, reason=BLOCKED)
+                await place.wait_room()
         except ReplayError:
-            self._table.refuse(self._env_id)
+            table.refuse(self._env_id)
             raise
         finally:
-            producer.waiting -= 1
+            place.hold(self._env_id, self._writer_id, 0, None)
 
     def close(self) -> None:
         """Says that nothing more comes: nobody waits for these rows any more."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from rlightning.buffer.insert_client import SERVICE, InsertClient
+from rlightning.buffer.insert_client import SERVICE, InsertClient, items_per_message
 from rlightning.buffer.parts import split
 from rlightning.buffer.sample_client import SampleClient
 from rlightning.errors import CodecError, RemoteError, ResourceExhaustedError
 from rlightning.rpc.channel import connect, unary, unary_stream
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import ChunkJoiner, Limits, Reader, decode_batch, read_value
+from rlightning.wire import Batch, ChunkJoiner, Limits, Reader, decode_batch, read_value
 
 __all__ = [
     "SERVICE",
@@ -28,6 +29,7 @@ __all__ = [
     "InsertClient",
     "SampleClient",
     "TableStatus",
+    "items_per_message",
 ]
 
 _CALL_TIMEOUT_S = 30.0
@@ -224,11 +226,80 @@ class BufferClient:
         )
         return response.truncated
 
+    async def discard_episode(
+        self,
+        env_id: str,
+        table: str = "",
+        *,
+        request_id: str = "",
+        timeout_s: float = _CALL_TIMEOUT_S,
+    ) -> int:
+        """Removes the open episode of an env, or the last that was stored if none is open.
+
+        Of an env with several rows, those of all rows; what was inserted and is not acked may come
+        after it. Each episode is removed once.
+
+        Args:
+            env_id: Id of the env.
+            table: Which table; empty means `default`.
+            request_id: Names this request, up to 128 characters: a call that failed is repeated
+                with the same one, and nothing is removed twice. Default: a random one.
+            timeout_s: How long to wait, in seconds.
+
+        Returns:
+            How many transitions were removed; those that were overwritten do not count.
+
+        Raises:
+            NotFoundError: There is no such table, or no data of the env ever came.
+            PreconditionError: The table serves rollouts.
+            InvalidRequestError: `request_id` was that of another request.
+            UnavailableError: The server could not be reached.
+        """
+        response = await unary(
+            self._channel,
+            f"/{SERVICE}/DiscardEpisode",
+            pb.DiscardEpisodeRequest(
+                table=table, env_id=env_id, request_id=request_id or uuid.uuid4().hex
+            ),
+            pb.DiscardEpisodeResponse,
+            timeout=timeout_s,
+        )
+        return response.discarded
+
+    async def pages(
+        self, limit: int, table: str = "", *, timeout_s: float = _CALL_TIMEOUT_S
+    ) -> AsyncIterator[Any]:
+        """Yields all that is stored in pages, as `get` returns them.
+
+        What is stored or removed meanwhile may be missing, or come twice.
+
+        Args:
+            limit: Transitions or episodes in a page.
+            table: Which table; empty means `default`.
+            timeout_s: How long each page may take, in seconds.
+
+        Raises:
+            ValueError: `limit` is less than 1.
+            RemoteError: As of `get`.
+        """
+        if limit < 1:
+            raise ValueError(f"limit: expected at least 1, got {limit}")
+        first, size = 0, 1
+        while first < size:
+            request = pb.GetRequest(table=table, all=True, first=first, limit=limit)
+            page = await self._get(request, timeout_s)
+            size = page.metadata["size"]
+            if first < size:
+                yield _rows(page)
+            first += limit
+
     async def get(
         self,
         indices: Sequence[int] | None = None,
         table: str = "",
         *,
+        first: int = 0,
+        limit: int = 0,
         timeout_s: float = _CALL_TIMEOUT_S,
     ) -> Any:
         """Returns stored transitions: columns by name, leaves [n, ...], read-only.
@@ -236,17 +307,25 @@ class BufferClient:
         Of a table of episodes [n, T, ...], or a list of n dicts where they differ in length.
 
         Args:
-            indices: Which; negative ones count from the end. None: all.
+            indices: Which; negative ones count from the end. None: all, or a page.
             table: Which table; empty means `default`.
+            first: Without indices: the first of a page; a negative one counts from the end.
+            limit: Without indices: how many from there on at most; 0 means all.
             timeout_s: How long it may take, in seconds.
 
         Raises:
             NotFoundError: There is no such table.
-            InvalidRequestError: Nothing is stored at an index.
-            ResourceExhaustedError: They are more than `max_batch_bytes`.
+            InvalidRequestError: Nothing is stored at an index, or there is a page beside them.
+            ResourceExhaustedError: They are more than `max_batch_bytes`, or more than the server
+                has memory to send: get them in `pages`.
             UnavailableError: The server could not be reached.
         """
-        request = pb.GetRequest(table=table, indices=indices or (), all=indices is None)
+        request = pb.GetRequest(
+            table=table, indices=indices or (), all=indices is None, first=first, limit=limit
+        )
+        return _rows(await self._get(request, timeout_s))
+
+    async def _get(self, request: pb.GetRequest, timeout_s: float) -> Batch:
         responses = unary_stream(
             self._channel, f"/{SERVICE}/Get", request, pb.GetResponse, timeout=timeout_s
         )
@@ -263,14 +342,17 @@ class BufferClient:
                     raise RemoteError(f"sent bad parts: {error}", peer=self.address) from error
         if whole is None:
             raise RemoteError("the answer ended early", peer=self.address)
-        batch = decode_batch(whole, Limits(max_bytes=self._max_batch_bytes))
-        lengths = batch.metadata.get("lengths")
-        return batch.columns if lengths is None else split(batch.columns, lengths)
+        return decode_batch(whole, Limits(max_bytes=self._max_batch_bytes))
 
     def _check_size(self, total_bytes: int) -> None:
         if total_bytes > self._max_batch_bytes:
             raise ResourceExhaustedError(
                 f"an answer of {total_bytes} bytes passes max_batch_bytes, "
-                f"{self._max_batch_bytes}: raise it, or get fewer rows",
+                f"{self._max_batch_bytes}: raise it, or get them in pages",
                 peer=self.address,
             )
+
+
+def _rows(batch: Batch) -> Any:
+    lengths = batch.metadata.get("lengths")
+    return batch.columns if lengths is None else split(batch.columns, lengths)

@@ -64,7 +64,7 @@ class RolloutStorage(Storage):
         return 0  # nothing of the envs that are opened is stored there, and `sample` drops the rest
 
     def _opened(self, meta: EnvMeta) -> Group:
-        return self.rollouts.open(meta)
+        return self.rollouts.open(meta, from_space=self._pipeline.from_space)
 
     def _close(self, group: Group) -> None:
         if isinstance(group, RolloutGroup):
@@ -72,24 +72,26 @@ class RolloutStorage(Storage):
         else:
             super()._close(group)
 
+    @property
+    def max_items(self) -> int:
+        """How many items can be stored together at most: what a rollout takes."""
+        return self.rollouts.length
+
     def prepare(self, env_id: str, items: Sequence[Item]) -> Prepared:
         """Checks items as `Storage.prepare` does.
 
         Raises:
-            InvalidRowError: One does not fit, or they are more than fit into all rollouts.
+            InvalidRowError: One does not fit, or they are more than `max_items`.
             KeyError: `open_group` was not called for this env, nor `init` with it.
         """
-        most = self.rollouts.length * self.rollouts.max_rollouts
-        if len(items) > most:
-            raise InvalidRowError(f"{len(items)} items at once; the rollouts hold {most}")
+        if len(items) > self.max_items:
+            raise InvalidRowError(f"{len(items)} items at once; a rollout takes {self.max_items}")
         return super().prepare(env_id, items)
 
     def has_room(self, prepared: Prepared) -> bool:
         """Tells whether items can be stored before a rollout is released."""
         group = prepared.group
-        if not isinstance(group, RolloutGroup):
-            return True
-        return self.rollouts.has_room(group, len(prepared.steps))
+        return not isinstance(group, RolloutGroup) or self.rollouts.has_room(group)
 
     def commit(self, prepared: Prepared) -> None:
         """Stores checked items, and makes rollouts of what is complete."""

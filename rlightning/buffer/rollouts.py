@@ -20,12 +20,16 @@ class RolloutGroup(Group):
     """The rows of one env in a ring of rollouts.
 
     Rollout k of a row is its positions [k * length, (k + 1) * length). The ring holds one rollout
-    more than may be kept, in which the pending transitions lie when all others are full.
+    more than may be kept, in which the pending transitions lie when all others are full, and what
+    came with the last one of these.
     """
 
-    def __init__(self, meta: EnvMeta, collector: RolloutCollector) -> None:
+    def __init__(
+        self, meta: EnvMeta, collector: RolloutCollector, *, from_space: bool = True
+    ) -> None:
         ring = (collector.max_rollouts + 1) * collector.length
-        super().__init__(meta, ring, start=collector.formed * collector.length)
+        start = collector.formed * collector.length
+        super().__init__(meta, ring, start=start, from_space=from_space)
         self._collector = collector
 
     def check(self, step: Step, before: CheckedStep | None = None) -> CheckedStep:
@@ -44,8 +48,8 @@ class RolloutGroup(Group):
         return checked
 
     def _may_complete(self, at: At) -> Mask | None:
-        bound = self._collector.bound
-        return None if self.highest < bound else self.positions[at] < bound
+        end = self._collector.bound + self._collector.length - 1  # the last slot, for what pends
+        return None if self.highest < end else self.positions[at] < end
 
     def _may_mark(self, positions: npt.NDArray[np.int64]) -> Mask | None:
         return positions >= self._collector.formed * self._collector.length
@@ -110,13 +114,33 @@ class Rollout:
             leaf.nbytes for part in self._parts for name in self._layouts for leaf in part[name]
         )
 
-    def columns(self) -> dict[str, Any]:
-        """Returns the columns by name, [length, rows of all envs, ...]; read-only.
+    def columns(self, first: int = 0, stop: int | None = None) -> dict[str, Any]:
+        """Returns the columns by name, [length, rows, ...]; read-only.
 
-        They are views into the ring if there is one env, which change once the rollout is released.
-        Safe to call from another thread until then.
+        They are views into the ring if they are of one env, which change once the rollout is
+        released. Safe to call from another thread until then.
+
+        Args:
+            first: The first of the rows, which count over all envs.
+            stop: The one after the last of them; None: all.
         """
-        return _merged(self._layouts, self._parts, axis=1)
+        parts = []
+        for part, (begin, end) in zip(self._parts, self.within(first, stop), strict=True):
+            if end > begin:
+                parts.append(
+                    {name: [leaf[:, begin:end] for leaf in part[name]] for name in self._layouts}
+                )
+        return _merged(self._layouts, parts, axis=1)
+
+    def within(self, first: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
+        """Returns which rows of each env are among rows [first, stop) of all of them."""
+        stop = sum(self.rows) if stop is None else stop
+        spans, offset = [], 0
+        for rows in self.rows:
+            begin, end = (min(max(edge - offset, 0), rows) for edge in (first, stop))
+            spans.append((begin, end))
+            offset += rows
+        return spans
 
 
 def _layouts(groups: Sequence[RolloutGroup]) -> dict[str, Layout]:
@@ -144,8 +168,8 @@ class RolloutCollector:
 
     A rollout is complete when each row of each env has `length` transitions in it. At most
     `max_rollouts` are kept, those under collection included: whoever inserts has to wait for
-    `has_room`. Rows that run ahead of others of their own env, which no waiting would help, lose
-    what goes beyond.
+    `has_room`. Items that are stored together may pass that, by less than a rollout. Rows that run
+    ahead of others of their own env, which no waiting would help, lose what goes beyond.
 
     Args:
         length: Transitions of each row in one rollout.
@@ -166,7 +190,7 @@ class RolloutCollector:
 
     @property
     def bound(self) -> int:
-        """Position from which on no transition is complete before a rollout is released."""
+        """Position from which on nothing more is stored before a rollout is released."""
         return (self.oldest + self.max_rollouts) * self.length
 
     @property
@@ -196,9 +220,10 @@ class RolloutCollector:
         held = (group for rollout in self._held.values() for group in rollout.groups)
         return {*self.groups.values(), *held}
 
-    def open(self, meta: EnvMeta) -> RolloutGroup:
-        """Adds an env, whose rows the next rollout waits for."""
-        group = self.groups[meta.env_id or ""] = RolloutGroup(meta, self)
+    def open(self, meta: EnvMeta, *, from_space: bool = True) -> RolloutGroup:
+        """Adds an env, whose rows the next rollout waits for; see `Group`."""
+        group = RolloutGroup(meta, self, from_space=from_space)
+        self.groups[group.env_id] = group
         return group
 
     def close(self, env_id: str) -> None:
@@ -208,13 +233,13 @@ class RolloutCollector:
         group.counters.discarded += int((group.positions - self.formed * self.length).sum())
         self.form()
 
-    def has_room(self, group: RolloutGroup, steps: int) -> bool:
-        """Tells whether a group can store some more steps of all rows now.
+    def has_room(self, group: RolloutGroup) -> bool:
+        """Tells whether a group can store a message now.
 
         True too where waiting would be in vain, since nothing can be released before rows of this
         very group have caught up with the others.
         """
-        if not group.rows or group.highest + steps <= self.bound:
+        if not group.rows or group.highest < self.bound:
             return True
         return group.lowest < (self.oldest + 1) * self.length
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -55,6 +56,12 @@ class SampleClient:
         table: Which table; empty means `default`.
         batch_size: Transitions in a batch; 0 for whole rollouts.
         where: What a transition must be to be in a batch, where the table samples transitions.
+        fractions: The part of each batch that comes from each of several tables, by name, instead
+            of `table`; they sum to 1. The batch's metadata then have `tables` and `table_index`,
+            int32 [B]: which of them each row is of.
+        rank: Which of `world_size` learners this is, from 0.
+        world_size: Learners that share the data: of a rollout each gets an equal part of the rows
+            (columns [T, N / world_size, ...]), and a table that samples draws for each by itself.
         prefetch: Batches that are fetched ahead.
         max_batch_bytes: How large a batch may be.
         client_id: Who this is, `[A-Za-z0-9._-]{1,64}`; default: a random one.
@@ -72,6 +79,9 @@ class SampleClient:
         table: str = "",
         batch_size: int = 0,
         where: Where | None = None,
+        fractions: Mapping[str, float] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
         prefetch: int = 1,
         max_batch_bytes: int = 2**31 - 1,
         client_id: str | None = None,
@@ -84,6 +94,9 @@ class SampleClient:
         self._table = table
         self._batch_size = batch_size
         self._where = where
+        self._fractions = fractions
+        self._rank = rank
+        self._world_size = world_size
         self._prefetch = prefetch
         self._max_batch_bytes = max_batch_bytes
         self._client_id = client_id or f"learner-{uuid.uuid4().hex[:16]}"
@@ -109,7 +122,11 @@ class SampleClient:
         """Opens the session. May be called again after it failed.
 
         Raises:
-            InvalidRequestError: The table cannot serve such batches.
+            InvalidRequestError: The table never serves such batches; the message names the field.
+            NotFoundError: There is no such table.
+            PreconditionError: The rows of a rollout do not divide by `world_size`, or the learners
+                that are there disagree on it.
+            AlreadyExistsError: Another learner is there under this rank.
             UnavailableError: No server answered in time.
         """
         self._failure = None
@@ -158,7 +175,10 @@ class SampleClient:
             DeadlineExceededError: There was none in time.
             UnavailableError: A producer has sent nothing for the server's `producer_timeout_s`, and
                 no batch is complete without it; the message names it, the reason is
-                `PRODUCER_SILENT`. The next call waits on.
+                `PRODUCER_SILENT`. Or another rank has not used its share for so long, and the
+                reason is `RANK_SILENT`. The next call waits on.
+            PreconditionError: Inserts wait for samples, and samples for inserts; the reason is
+                `BLOCKED`, and the message has the counters. The next call waits on.
             RemoteError: The session ended for good.
         """
         session = self._session
@@ -227,6 +247,10 @@ class SampleClient:
     def _prepare_hello(self, request: pb.SampleRequest) -> None:
         request.hello.table = self._table
         request.hello.batch_size = self._batch_size
+        request.hello.rank = self._rank
+        request.hello.world_size = self._world_size
+        for name, fraction in (self._fractions or {}).items():
+            request.hello.fractions.add(table=name, fraction=fraction)
         where = self._where
         if where is not None:
             chosen = request.hello.where

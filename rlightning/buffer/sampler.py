@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +33,34 @@ class Sampler(ABC):
     length = 1
 
     def __init__(self, seed: int | None = None) -> None:
-        self._rng = np.random.default_rng(seed)
+        self.seed(seed)
 
     def seed(self, seed: int | None) -> None:
-        """Starts the generator anew."""
-        self._rng = np.random.default_rng(seed)
+        """Starts the generator anew, and those of `stream`."""
+        root = np.random.SeedSequence(seed)
+        self._entropy = root.entropy
+        self._rng = np.random.default_rng(root)
+        self._streams: dict[tuple[int, int], np.random.Generator] = {}
+
+    @contextmanager
+    def stream(self, rank: int, world_size: int) -> Iterator[None]:
+        """Draws for one of several learners meanwhile, with a generator of its own.
+
+        Seed, rank and `world_size` decide what it draws, whenever the others draw theirs. A lone
+        learner has the generator of the sampler.
+        """
+        if world_size == 1:
+            yield
+            return
+        key = (world_size, rank)
+        if key not in self._streams:
+            seeds = np.random.SeedSequence(self._entropy, spawn_key=key)
+            self._streams[key] = np.random.default_rng(seeds)
+        common, self._rng = self._rng, self._streams[key]
+        try:
+            yield
+        finally:
+            self._rng = common
 
     def sample(self, size: int, batch_size: int | None, *, shuffle: bool = True) -> Indices:
         """Returns the rows of a batch.
@@ -80,6 +105,10 @@ class Sampler(ABC):
             return self.sample(len(container), batch_size, shuffle=shuffle), None
         rows = np.flatnonzero(allowed)
         return rows[self.sample(len(rows), batch_size, shuffle=shuffle)], None
+
+    def choices(self, container: DataContainer, allowed: Mask | None = None) -> int:
+        """Returns how many rows `draw` chooses from."""
+        return len(container) if allowed is None else int(np.count_nonzero(allowed))
 
     @abstractmethod
     def _choose(self, size: int, batch_size: int | None, shuffle: bool) -> Indices:
@@ -142,14 +171,20 @@ class SequenceSampler(Sampler):
         allowed: Mask | None = None,
     ) -> tuple[Indices, Weights | None]:
         """Returns the rows that sequences begin at; see `Sampler.draw`."""
-        if allowed is not None:
-            begins = container.starts(self.length, allowed)
-        else:
-            state = (id(container), container.changes)
-            if state != self._seen:
-                self._begins, self._seen = container.starts(self.length), state
-            begins = self._begins
+        begins = self._all_begins(container, allowed)
         return begins[self.sample(len(begins), batch_size, shuffle=shuffle)], None
+
+    def choices(self, container: DataContainer, allowed: Mask | None = None) -> int:
+        """Returns how many rows a sequence can begin at."""
+        return len(self._all_begins(container, allowed))
+
+    def _all_begins(self, container: DataContainer, allowed: Mask | None) -> Indices:
+        if allowed is not None:
+            return container.starts(self.length, allowed)
+        state = (id(container), container.changes)
+        if state != self._seen:
+            self._begins, self._seen = container.starts(self.length), state
+        return self._begins
 
     def _choose(self, size: int, batch_size: int | None, shuffle: bool) -> Indices:
         return self._rng.integers(0, size, _wanted(batch_size, "sequence"), dtype=np.intp)

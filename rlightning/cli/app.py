@@ -22,6 +22,7 @@ from rlightning.cli.options import (
     Quiet,
     RestartWindow,
     Token,
+    TokenFile,
     client_auth,
     read_run_config,
 )
@@ -129,6 +130,7 @@ def health(
     cert: Cert = None,
     key: Key = None,
     token: Token = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Exit 0 if a service is SERVING, else 1."""
     import asyncio
@@ -143,7 +145,7 @@ def health(
             check_address(address)
         except ValueError as error:
             raise ConfigError(f"ADDR: {error}") from None
-        auth = client_auth(token=token, ca=ca, cert=cert, key=key)
+        auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
         status = asyncio.run(ask(address, check, timeout_s=timeout, auth=auth))
     typer.echo(status.name)
     raise typer.Exit(0 if status is ServingStatus.SERVING else EXIT_FAILED)
@@ -161,6 +163,7 @@ def attach(
     ] = None,
     num_envs: Annotated[int, typer.Option(min=1, help="Rows that are stepped together.")] = 1,
     token: Token = None,
+    token_file: TokenFile = None,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
@@ -170,8 +173,32 @@ def attach(
     with one_line_errors(debug=debug):
         from rlightning.cluster.attach import attach as run_client
 
-        auth = client_auth(token=token, ca=ca, cert=cert, key=key)
+        auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
         run_client(env, server, name=name, num_envs=num_envs, auth=auth)
+
+
+@app.command()
+def keys(
+    hosts: Annotated[
+        list[str],
+        typer.Option("--host", help="Name or address by which clients dial; may be repeated."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the files.")],
+    clients: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option("--client", help="Name of a client that gets a certificate, for mTLS."),
+    ] = None,
+    days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
+) -> None:
+    """Make a development CA, certificates and tokens for services that other machines reach.
+
+    Run again on the same folder, it keeps the CA and the tokens, and renews the certificates.
+    """
+    with one_line_errors(debug=False):
+        from rlightning.cluster.keys import make_keys
+
+        for path in make_keys(out, hosts, clients=clients or (), days=days):
+            typer.echo(f"wrote {path}")
 
 
 @app.command()

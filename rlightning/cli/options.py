@@ -51,6 +51,10 @@ Token = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--token", help="Bearer token."),
 ]
+TokenFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--token-file", help="File that holds it, which `ps` does not show."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug lines.")]
 
@@ -97,19 +101,26 @@ def read_run_config(
 
 
 def client_auth(
-    *, token: str | None, ca: Path | None, cert: Path | None, key: Path | None
+    *,
+    token: str | None,
+    token_file: Path | None,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
 ) -> ClientAuthConfig:
     """Returns what the options of a client say that it shows and expects.
 
     Raises:
-        ConfigError: Only one of `cert` and `key` is given.
+        ConfigError: Only one of `cert` and `key` is given, or both of `token` and `token_file`.
     """
     from rlightning.errors import ConfigError
     from rlightning.utils.config import ClientAuthConfig
 
     if (cert is None) != (key is None):
         raise ConfigError("--cert and --key belong together")
-    files = {"ca_file": ca, "cert_file": cert, "key_file": key}
+    if token is not None and token_file is not None:
+        raise ConfigError("give --token or --token-file, not both")
+    files = {"token_file": token_file, "ca_file": ca, "cert_file": cert, "key_file": key}
     shown = {name: str(file) for name, file in files.items() if file is not None}
     return ClientAuthConfig(token=token, **shown)
 

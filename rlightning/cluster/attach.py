@@ -109,5 +109,5 @@ def _line(status: AttachStatus, rate: float | None = None) -> str:
     return (
         f"{status.state:<10}  steps {status.steps:,}{speed}  episodes {status.episodes:,}  "
         f"version {status.policy_version}  reconnects {status.reconnects}  "
-        f"env errors {status.env_errors}"
+        f"env errors {status.env_errors}" + (f"  ({status.trouble})" if status.trouble else "")
     )

@@ -14,7 +14,7 @@ from rlightning.buffer.local_buffer import LocalBuffer, LocalWriter
 from rlightning.cluster.backend import ClusterState
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup, host_envs
-from rlightning.errors import DeadlineExceededError
+from rlightning.errors import ConfigError, DeadlineExceededError
 from rlightning.latency import LatencyStats
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
@@ -62,12 +62,17 @@ class InProcessBackend:
         from rlightning.policy import LocalPolicy, PolicyHost
 
         config = self._config
+        hosted = [env for env in config.env if env.num_workers and env.driver == "actor"]
+        if not hosted:
+            raise ConfigError(
+                "nothing attaches to a cluster in one process: it needs an env with driver 'actor'"
+            )
         self._control = ActorControl()
         self._buffer = LocalBuffer(config.buffer)
         self._host = PolicyHost(config.policy)
         await self._host.start()
         self._groups = await host_envs(
-            config.env,
+            hosted,
             pipeline_depth=config.services.env.pipeline_depth,
             seed=config.train.seed,
             log=self._log,

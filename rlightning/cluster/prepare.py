@@ -17,10 +17,22 @@ def prepare(config: MainConfig) -> MainConfig:
     """Returns a copy in which every seed has a value, derived from `train.seed`.
 
     Raises:
-        ConfigError: There is no env, nothing here hosts it, or the policy server is not installed.
+        ConfigError: There is no env and none will attach, nothing here hosts one, a learner would
+            wait for envs that others step, or the policy server is not installed.
     """
-    if not config.env:
-        raise ConfigError("the config has no env; add a section 'env'")
+    service = config.services.env
+    acted = [env for env in config.env if env.driver == "actor"]
+    hosts = service.address is not None or any(env.num_workers for env in acted)
+    if not config.env and not service.min_clients:
+        raise ConfigError(
+            "the config has no env; add a section 'env', or services.env.min_clients for envs that "
+            "attach"
+        )
+    if not hosts and (not service.min_clients or service.attached_driver == "external"):
+        raise ConfigError(
+            "no env here is for the actor loop: set env[].driver or services.env.attached_driver "
+            "to 'actor', or services.env.min_clients for envs that attach"
+        )
     for env in config.env:
         # A class of the user's own is for the env server to import.
         if config.services.env.address is None and ":" not in env.backend:
@@ -45,9 +57,11 @@ def check_batch_size(config: MainConfig) -> None:
     Raises:
         ConfigError: It does not.
     """
-    if config.buffer.type != "RolloutBuffer" or config.services.env.address is not None:
+    service = config.services.env
+    if config.buffer.type != "RolloutBuffer" or service.address is not None or service.min_clients:
         return
-    length, envs = config.buffer.rollout_length, sum(e.num_workers * e.num_envs for e in config.env)
+    acted = [env for env in config.env if env.driver == "actor"]
+    length, envs = config.buffer.rollout_length, sum(e.num_workers * e.num_envs for e in acted)
     if config.train.batch_size > length * envs:
         raise ConfigError(
             f"train.batch_size: expected at most {length * envs}, the rows of one rollout "

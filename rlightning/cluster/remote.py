@@ -15,6 +15,7 @@ from rlightning.buffer.remote_buffer import BufferClient, SampleClient
 from rlightning.cluster.backend import ClusterState
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.progress import find_latencies
+from rlightning.env.attached import PREFIX
 from rlightning.env.remote_client import EnvClient, EnvStatus
 from rlightning.errors import AlreadyExistsError, DeadlineExceededError, UnavailableError
 from rlightning.policy import PolicyClient, WeightPublisher
@@ -49,6 +50,7 @@ class RemoteBackend:
         self._cursor = 0
         self._steps_before = 0
         self._steps = 0
+        self._silent_until = 0.0
         self._counting = asyncio.Lock()
 
     def __enter__(self) -> Self:
@@ -88,10 +90,29 @@ class RemoteBackend:
         await asyncio.gather(*(client.close() for client in clients))
 
     def env_metas(self) -> list[EnvMeta]:
-        """Returns the spaces and sizes of the envs, one entry per group of rows."""
-        return self._patiently(
-            lambda timeout_s: self._env.describe(self._cursor, timeout_s=timeout_s)
-        ).envs
+        """Returns the spaces and sizes of the envs, one entry per group of rows.
+
+        Waits for those that have to attach before any is stepped.
+        """
+        service = self._launcher.config.services.env
+        deadline = time.monotonic() + service.clients_timeout_s
+        while True:
+            envs = self._patiently(
+                lambda timeout_s: self._env.describe(self._cursor, timeout_s=timeout_s)
+            ).envs
+            attached = sum(str(env.env_id).startswith(PREFIX) for env in envs)
+            if envs and attached >= service.min_clients:
+                # Nobody could write before, so the silence of the buffer begins now.
+                timeout_s = self._launcher.config.buffer.producer_timeout_s
+                self._silent_until = time.monotonic() + timeout_s
+                return envs
+            self._launcher.check()
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(
+                    f"{len(envs)} envs, of which {attached} are attached, after "
+                    f"{service.clients_timeout_s:g} s (services.env.clients_timeout_s)"
+                )
+            self._launcher.failed.wait(_PAUSE_S)
 
     def next_batch(self, timeout_s: float) -> Mapping[str, Any] | None:
         """Returns the next rollout's columns [T, N, ...]; None if there was none in time."""
@@ -101,7 +122,10 @@ class RemoteBackend:
             return None
         except UnavailableError as error:
             # While a service is away, producers are silent for a reason that people know of.
-            if error.reason == "PRODUCER_SILENT" and self._launcher.waiting:
+            if error.reason == "PRODUCER_SILENT" and (
+                self._launcher.waiting or time.monotonic() < self._silent_until
+            ):
+                self._launcher.failed.wait(_PAUSE_S)
                 return None
             raise
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 
+from rlightning.errors import DeadlineExceededError
 from rlightning.utils.waiting import wait_within
 
 
@@ -104,3 +106,49 @@ class ActorControl:
         self._busy -= 1
         if not self._busy:
             self._idle.set()
+
+
+class Quorum:
+    """Tells when enough clients have been there; stays so from then on. Belongs to one event loop.
+
+    Args:
+        needed: How many have to be there at the same time.
+        timeout_s: Seconds from now within which they have to.
+        key: Config key of `needed`, for messages.
+    """
+
+    def __init__(self, needed: int, timeout_s: float, key: str) -> None:
+        self._needed = needed
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._key = key
+        self._present = 0
+        self._there = asyncio.Event()
+        self.count(0)
+
+    @property
+    def reached(self) -> bool:
+        """Whether they have been there."""
+        return self._there.is_set()
+
+    def count(self, present: int) -> None:
+        """Takes note of how many are there now."""
+        self._present = present
+        if present >= self._needed:
+            self._there.set()
+
+    async def wait(self) -> None:
+        """Returns when they have been there.
+
+        Raises:
+            DeadlineExceededError: They did not come in time.
+        """
+        if self.reached:
+            return
+        try:
+            await wait_within(self._there.wait(), max(0.0, self._deadline - time.monotonic()))
+        except asyncio.TimeoutError:
+            raise DeadlineExceededError(
+                f"{self._present} of {self._needed} clients attached within "
+                f"{self._timeout_s:g} s ({self._key})"
+            ) from None

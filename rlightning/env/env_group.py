@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlightning.env.base_env import BaseEnv
+from rlightning.env.env_server import RemoteEnvServer
 from rlightning.env.step_counter import EnvStepCounter
 from rlightning.env.throughput import ThroughputTracker
 from rlightning.env.utils.backends import backend_class
@@ -29,6 +30,10 @@ class EnvGroup:
     `step` runs the envs one after the other in the calling thread. `step_async` hands each to a
     worker of its own, so that `collect_async` gets the fast ones while a slow one still steps.
 
+    An env server (backend `env_server`) stands for the envs behind it: each is reset and stepped
+    under an id of its own, `<server>/<name>`, from the `init` or `reset` on that found it there,
+    all of one server at the same time. See `RemoteEnvServer`.
+
     Args:
         env_cfg_list: One config per env; `num_workers` is not looked at (see `build_env_group`).
         preprocess_fn: Makes the action of a response: one for all envs, or a list of one per env.
@@ -36,7 +41,8 @@ class EnvGroup:
     Attributes:
         env_list: The local envs.
         env_servers: The env servers.
-        env_ids: Their ids, local envs first.
+        env_ids: Their ids, local envs first; for a server those of the envs behind it, once they
+            are known.
         id_to_env: The envs by id.
         env_to_id: The ids by env.
         id_to_num_envs: Rows by id.
@@ -59,18 +65,23 @@ class EnvGroup:
             raise ValueError("env_cfg_list is empty")
         functions = _one_per_env(preprocess_fn, len(env_cfg_list))
         self.env_list: list[BaseEnv] = []
-        self.env_servers: list[BaseEnv] = []
+        self.env_servers: list[RemoteEnvServer] = []
         for index, (env_cfg, function) in enumerate(zip(env_cfg_list, functions, strict=True)):
-            env, is_server = self.build_env(env_cfg, function, index)
-            (self.env_servers if is_server else self.env_list).append(env)
+            env, _ = self.build_env(env_cfg, function, index)
+            if isinstance(env, RemoteEnvServer):
+                self.env_servers.append(env)
+            else:
+                self.env_list.append(env)
         envs = [*self.env_list, *self.env_servers]
         self.env_ids = [env.get_env_id() for env in envs]
         self.id_to_env = dict(zip(self.env_ids, envs, strict=True))
         self.env_to_id = dict(zip(envs, self.env_ids, strict=True))
         self.id_to_num_envs = {env.get_env_id(): env.num_envs for env in envs}
+        self._server_of: dict[str, RemoteEnvServer] = {}
         self.step_counter: EnvStepCounter | None = None
         self.throughput = ThroughputTracker()
         self._reset_on_done = False
+        self._max_episode_steps: int | None = None
         self._done: set[str] = set()
         self._was_reset: set[str] = set()
         self._workers: dict[str, ThreadPoolExecutor] = {}
@@ -103,22 +114,27 @@ class EnvGroup:
         return len(self.env_list) + len(self.env_servers)
 
     def __getitem__(self, env_id: str) -> BaseEnv:
-        return self.id_to_env[env_id]
+        return self._server_of.get(env_id) or self.id_to_env[env_id]
 
     def size(self) -> int:
         """Returns the number of local envs."""
         return len(self.env_list)
 
     def init(self) -> list[EnvMeta]:
-        """Prepares every env.
+        """Prepares every env; waits for those that env servers want there.
 
         Returns:
-            The metadata of each.
+            The metadata of each; of a server those of the envs behind it.
 
         Raises:
             ValueError: Their spaces differ in structure or shape.
+            DeadlineExceededError: The envs behind a server did not come in time.
         """
-        metas = [env.init() for env in [*self.env_list, *self.env_servers]]
+        metas = [env.init() for env in self.env_list]
+        for server in self.env_servers:
+            server.init()
+            metas.extend(server.metas().values())
+        self._take_note_of_members()
         for meta in metas[1:]:
             _check_same_spaces(metas[0], meta)
         return metas
@@ -145,19 +161,22 @@ class EnvGroup:
             ValueError: An env still steps.
         """
         self._check_idle(self.env_ids)
-        env_rets = []
+        env_rets = [env._reset(*args, **kwargs) for env in self.env_list]
+        for server in self.env_servers:
+            env_rets.extend(server.reset(*args, **kwargs))
+        self._take_note_of_members()
         for env_id in self.env_ids:
-            env_rets.append(self.id_to_env[env_id]._reset(*args, **kwargs))
             self._begin_episode(env_id)
         return BatchedData(self.env_ids, env_rets), [False] * len(self.env_ids)
 
     def step(self, batched_policy_resp: BatchedData) -> tuple[BatchedData, list[bool] | None]:
-        """Steps the envs that have a response, one after the other.
+        """Steps the envs that have a response, local ones one after the other.
 
         Within `auto_reset`, an env that is due is reset instead and its response takes no part.
 
         Args:
-            batched_policy_resp: Responses by env id; what follows a "/" in an id is for the env.
+            batched_policy_resp: Responses by env id; what follows a "/" in the id of a local env is
+                for the env.
 
         Returns:
             What the envs returned, under the same ids in the same order, and for each whether its
@@ -167,9 +186,19 @@ class EnvGroup:
             ValueError: An env still steps, or has two responses.
         """
         env_ids = self._env_ids(batched_policy_resp)
+        pairs = list(zip(env_ids, batched_policy_resp.values(), strict=True))
+        # Those elsewhere step while the local ones do.
+        remote = {
+            env_id: self._submit(env_id, response)
+            for env_id, response in pairs
+            if env_id in self._server_of
+        }
         env_rets = []
-        for env_id, response in zip(env_ids, batched_policy_resp.values(), strict=True):
-            env_ret = self._task(env_id, response)()
+        for env_id, response in pairs:
+            if env_id in remote:
+                env_ret = remote[env_id].result()
+            else:
+                env_ret = self._task(env_id, response)()
             self._count(env_id, env_ret)
             env_rets.append(env_ret)
         self.throughput.record("env_throughput_sync", self._rows(env_ids))
@@ -188,6 +217,9 @@ class EnvGroup:
         """
         env_ids = self._env_ids(batched_policy_resp)
         for env_id, response in zip(env_ids, batched_policy_resp.values(), strict=True):
+            if env_id in self._server_of:
+                self._pending[env_id] = self._submit(env_id, response)
+                continue
             worker = self._workers.get(env_id)
             if worker is None:
                 worker = ThreadPoolExecutor(1, thread_name_prefix=f"env-{env_id}")
@@ -245,15 +277,17 @@ class EnvGroup:
         Args:
             max_episode_steps: The limit for every env; None: each env's own.
             reset_on_done: Do so, too, when the env said that its episode has ended; rows of an env
-                with several reset themselves.
+                with several reset themselves, as do envs behind a server.
 
         Raises:
             ValueError: The limit is no positive integer, or an env has none of its own.
         """
-        counter = EnvStepCounter(self.env_ids, self._limits(max_episode_steps))
-        for env_id in self._was_reset:
+        limits = [self._limit_of(env_id, max_episode_steps) for env_id in self.env_ids]
+        counter = EnvStepCounter(self.env_ids, limits)
+        for env_id in self._was_reset.intersection(self.env_ids):
             counter.step(env_id)
         self.step_counter = counter
+        self._max_episode_steps = max_episode_steps
         self._reset_on_done = reset_on_done
         self._done.clear()
         try:
@@ -328,9 +362,16 @@ class EnvGroup:
 
     def _env_ids(self, batched_policy_resp: BatchedData) -> list[str]:
         """Returns the env of each response, if every one of them can be stepped."""
-        env_ids = [str(env_id).split("/", 1)[0] for env_id in batched_policy_resp.ids()]
+        env_ids = [
+            str(env_id) if env_id in self._server_of else str(env_id).split("/", 1)[0]
+            for env_id in batched_policy_resp.ids()
+        ]
+        servers = {server.get_env_id() for server in self.env_servers}
         for env_id in env_ids:
-            if env_id not in self.id_to_env:
+            if env_id in servers:
+                known = list(self._server_of) or "none; reset it first"
+                raise ValueError(f"a response for env server {env_id!r}: its envs are {known}")
+            if env_id not in self.id_to_env and env_id not in self._server_of:
                 raise ValueError(f"no env {env_id!r} in this group")
         if len(set(env_ids)) != len(env_ids):
             twice = next(env_id for env_id in env_ids if env_ids.count(env_id) > 1)
@@ -344,16 +385,39 @@ class EnvGroup:
                 raise ValueError(f"env {env_id!r} still steps: collect it first")
 
     def _task(self, env_id: str, response: PolicyResponse) -> Callable[[], EnvRet]:
-        """Returns what the env has to do now: a step, or the reset that is due."""
+        """Returns what a local env has to do now: a step, or the reset that is due."""
         env = self.id_to_env[env_id]
+        return env._reset if self._is_due(env_id) else lambda: env._step(response)
+
+    def _submit(self, env_id: str, response: PolicyResponse) -> Future[EnvRet]:
+        """Begins what an env behind a server has to do now."""
+        server = self._server_of[env_id]
+        if self._is_due(env_id):
+            return server.submit_reset(env_id)
+        return server.submit(env_id, response)
+
+    def _is_due(self, env_id: str) -> bool:
+        """Whether an env has to be reset in place of its next step."""
         counter = self.step_counter
         if counter is None:
-            return lambda: env._step(response)
+            return False
         if env_id in self._done or counter.is_reached_max_steps(env_id):
             counter.reset(env_id)
-        if counter[env_id] < 0:
-            return env._reset
-        return lambda: env._step(response)
+        return counter[env_id] < 0
+
+    def _take_note_of_members(self) -> None:
+        """Learns which envs are behind the servers now."""
+        self.env_ids = [env.get_env_id() for env in self.env_list]
+        self._server_of = {}
+        for server in self.env_servers:
+            for env_id, meta in server.metas().items():
+                self._server_of[env_id] = server
+                self.id_to_num_envs[env_id] = meta.num_envs or 1
+            self.env_ids.extend(server.metas() or [server.get_env_id()])
+        if self.step_counter is not None:
+            for env_id in self._server_of:
+                limit = self._limit_of(env_id, self._max_episode_steps)
+                self.step_counter.add(env_id, limit)
 
     def _begin_episode(self, env_id: str) -> None:
         self._done.discard(env_id)
@@ -371,7 +435,8 @@ class EnvGroup:
             self._begin_episode(env_id)
             return
         counter.step(env_id)
-        if self._reset_on_done and self.id_to_num_envs[env_id] == 1 and _has_ended(env_ret):
+        resets_itself = self.id_to_num_envs[env_id] > 1 or env_id in self._server_of
+        if self._reset_on_done and not resets_itself and _has_ended(env_ret):
             self._done.add(env_id)
 
     def _completed(self, timeout: float | None, wait_all: bool) -> list[str]:
@@ -390,26 +455,23 @@ class EnvGroup:
                     break
         return [by_future[future] for future in order]
 
-    def _limits(self, max_episode_steps: int | None) -> list[int]:
+    def _limit_of(self, env_id: str, max_episode_steps: int | None) -> int:
         if max_episode_steps is not None:
             if isinstance(max_episode_steps, bool) or not isinstance(max_episode_steps, int):
                 raise ValueError(f"max_steps must be a positive integer, got {max_episode_steps!r}")
             if max_episode_steps < 1:
                 raise ValueError(f"max_steps must be a positive integer, got {max_episode_steps}")
-        limits: list[int] = []
-        for env_id, env in self.id_to_env.items():
-            own = env.get_max_episode_steps()
-            limit = own if max_episode_steps is None else max_episode_steps
-            if limit is None:
-                raise ValueError(f"env {env_id!r} has no max_episode_steps, and none was given")
-            if own not in (None, limit):
-                warnings.warn(
-                    f"env {env_id!r}: its max_episode_steps {own} gives way to {limit}",
-                    UserWarning,
-                    stacklevel=4,
-                )
-            limits.append(limit)
-        return limits
+        own = self[env_id].get_max_episode_steps()
+        limit = own if max_episode_steps is None else max_episode_steps
+        if limit is None:
+            raise ValueError(f"env {env_id!r} has no max_episode_steps, and none was given")
+        if own not in (None, limit):
+            warnings.warn(
+                f"env {env_id!r}: its max_episode_steps {own} gives way to {limit}",
+                UserWarning,
+                stacklevel=5,
+            )
+        return limit
 
     def _rows(self, env_ids: Iterable[str]) -> int:
         return sum(self.id_to_num_envs[env_id] for env_id in env_ids)

@@ -1,376 +1,232 @@
-"""The server's side of attached envs: clients bring them, and the actor loop drives them."""
+"""The envs of an env server as a member of an `EnvGroup`."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import numpy.typing as npt
-
-from rlightning.env.episodes import EpisodeLog, RowCounter
-from rlightning.env.utils.infos import InfoFilter
-from rlightning.env.utils.spaces import all_finite, mismatch
-from rlightning.errors import CodecError, EnvError, InvalidRequestError
-from rlightning.rpc.activity import Activity
-from rlightning.rpc.protocol import Arrival, stamp
-from rlightning.rpc.session import Session, SessionHandler
-from rlightning.rpc.spec import check_spec
+from rlightning.env.attached import PREFIX
+from rlightning.env.base_env import BaseEnv
+from rlightning.env.env_source import DialledEnvs, EmbeddedEnvs, EnvSource
+from rlightning.env.remote_client import EnvCommand
+from rlightning.env.utils.utils import default_env_preprocess_fn
+from rlightning.errors import EnvError
+from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
-from rlightning.v1 import env_service_pb2 as pb
-from rlightning.wire import Reader, Writer, fill_policy_response, read_env_ret
-
-PREFIX = "attached/"
-"""What the id of an attached group begins with; the rest is the id of its client."""
-
-# Steps of one client that wait to be stored; one that sends more is read no further.
-_MAX_WAITING = 64
-
-Store = Callable[[EnvRet], Awaitable[None]]
+from rlightning.utils.config import EnvConfig
+from rlightning.utils.registry import ENVS
 
 
-class AttachedGroup:
-    """The env of one client as a group of rows: an `EnvPort` whose steps happen elsewhere.
+@ENVS.register("env_server")
+class RemoteEnvServer(BaseEnv):
+    """Steps envs that are elsewhere: those of a running env server, or those that clients attach.
 
-    `step` sends the answer to the client and waits for what its env returns. A step is taken once,
-    however often it comes, and the answer to the last one is kept to be sent again. Belongs to one
-    event loop.
+    With `config.address` it dials an env server and drives its envs with `driver: external`, and
+    those attached there if `services.env.attached_driver` is `external`. Without, it listens at
+    `config.listen` for clients (`RemoteEnvClient`, `rlightning attach`) from the moment it is made.
+
+    Each env is known as `<env_id of this>/<name>`, the name being the id of the client, or of the
+    env at the server. All their returns have the leading dimension of their rows, also of one, and
+    a row begins its next episode in the step that ends one. Actions likewise.
 
     Args:
-        session: The client's session; outlives cuts.
-        log: Takes finished episodes.
-        counted: Told how many env steps were taken; every row counts.
-
-    Attributes:
-        env_id: Id of the group.
-        meta: Spaces and number of rows.
-        activity: Whether it waits for the client, and since when.
-        store: Takes the EnvRets that want no answer; set before the first.
-        failure: Why nobody drives it any more; None while somebody does.
+        config: Its section of the config; copied.
+        worker_index: Number of this env among those of its group; None counts as 0.
+        preprocess_fn: Takes no part: actions travel as they are.
 
     Raises:
-        InvalidRequestError: The client did not say its spaces and rows.
+        ConfigError: It may not listen at `config.listen`, or the port is taken.
     """
-
-    def __init__(self, session: Session, log: EpisodeLog, counted: Callable[[int], None]) -> None:
-        spec = session.spec
-        if spec is None or not spec.num_envs or spec.num_envs < 1:
-            raise InvalidRequestError("hello needs a spec with the number of rows, num_envs")
-        spaces = spec.observation_space, spec.action_space
-        if not all(isinstance(space, gym.Space) for space in spaces):
-            raise InvalidRequestError("hello needs a spec with one observation and action space")
-        self.env_id = PREFIX + session.client_id
-        self.meta = replace(spec, env_id=self.env_id)
-        self.activity = Activity()
-        self.store: Store | None = None
-        self.failure: Exception | None = None
-        self._session = session
-        self._space: Any = spec.observation_space
-        self._rows = spec.num_envs
-        self._counted = counted
-        self._counter = RowCounter(self.env_id, self._rows, log)
-        self._policy_version = 0
-        self._of_interest = InfoFilter()
-        self._inbox: deque[_Came] = deque()
-        self._changed = asyncio.Event()
-        self._left = False
-        self._began = False
-        self._held: EnvRet | None = None
-        self._seq: int | None = None
-        # The step that is answered, and the answer once there is one.
-        self._asked: _Came | None = None
-        self._answer: PolicyResponse | None = None
-
-    # What the actor loop calls.
-
-    async def came(self) -> None:
-        """Returns when the client has sent its first step, or has left."""
-        while not self._inbox and not self._left:
-            await self._wait()
-
-    async def reset(self) -> EnvRet:
-        """Returns the observation with which the client begins, or has begun anew.
-
-        Raises:
-            EnvError: The client has left.
-        """
-        env_ret, self._held = self._held, None
-        if env_ret is None:
-            env_ret, _ = await self._next()
-        return env_ret
-
-    async def step(self, response: PolicyResponse) -> EnvRet:
-        """Lets the client execute an answer; returns what its env returned.
-
-        Raises:
-            EnvError: The client has left, or its env has failed and begun anew.
-        """
-        self._policy_version = getattr(response, "policy_version", 0)
-        self._answer = response
-        await self._send_answer()
-        with self.activity.stepping():
-            env_ret, continues = await self._next()
-        if not continues:
-            self._held = env_ret
-            raise EnvError(f"env {self.env_id!r} failed at its client and was reset")
-        return env_ret
-
-    # What the session calls.
-
-    async def take(self, reader: Reader[pb.AttachRequest], arrival: Arrival, base: int) -> None:
-        """Takes the steps of a message; those that came before are answered again, or ignored.
-
-        Args:
-            reader: The message.
-            arrival: Its stamps.
-            base: The last step that the client had sent when it came to this server.
-
-        Raises:
-            InvalidRequestError: A step is missing, or is not what the spec says.
-        """
-        for step in reader.message.steps.steps:
-            # The last step before a restart comes again if the client still waits for its answer.
-            expected = (max(1, base), base + 1) if self._seq is None else (self._seq + 1,)
-            if self._seq is not None and step.seq <= self._seq:
-                if self._asked is not None and step.seq == self._asked.seq:
-                    self._asked.arrival = arrival
-                    await self._send_answer()
-                continue
-            if step.seq not in expected:
-                raise InvalidRequestError(f"expected step {expected[-1]}, got {step.seq}")
-            env_ret = self._checked(step, reader)
-            while len(self._inbox) >= _MAX_WAITING and not self._left:
-                await self._wait()
-            self._seq = step.seq
-            self._inbox.append(_Came(step.seq, env_ret, step.wants_action, arrival))
-            self._changed.set()
-
-    def leave(self) -> None:
-        """Takes note that the client does not come back; what came of it is still handed out."""
-        self._left = True
-        self._changed.set()
-
-    def close(self) -> None:
-        """Ends the open episodes; nobody drives the group any more."""
-        self._counter.cut(self._policy_version, "truncated")
-
-    def fail(self, error: Exception) -> None:
-        """Ends the client's session with an error, also one that is away at the moment."""
-        self.failure = error
-        if self._session.owner is not None:
-            self._session.owner.end(error)
-
-    async def _next(self) -> tuple[EnvRet, bool]:
-        """Stores the EnvRets up to the next one that wants an answer.
-
-        Returns:
-            That one, and whether all of them follow the last one without a reset in between.
-
-        Raises:
-            EnvError: The client has left before.
-        """
-        continues = True
-        while True:
-            while not self._inbox:
-                if self._left:
-                    raise EnvError(f"client {self._session.client_id} has left")
-                await self._wait()
-            came = self._inbox.popleft()
-            self._changed.set()
-            env_ret = came.env_ret
-            continues &= self._count(env_ret)
-            if came.wants_action:
-                self._asked, self._answer = came, None
-                return env_ret, continues
-            if self.store is not None:
-                env_ret.info = self._of_interest(env_ret.info)
-                await self.store(env_ret)
-
-    def _count(self, env_ret: EnvRet) -> bool:
-        """Counts a step or the beginning of new episodes, and numbers them if the client does not.
-
-        Returns:
-            Whether it is the step after the last one.
-        """
-        counter, episode_id, step = self._counter, env_ret.episode_id, env_ret.step
-        numbered = episode_id is not None and step is not None
-        continues = self._began
-        if continues and numbered:
-            same = (episode_id == counter.episode_id) & (step == counter.step + 1)
-            ended = (env_ret.last_terminated | env_ret.last_truncated) & (step == 0)
-            continues = bool((same | ended).all())
-        if continues:
-            self._counted(self._rows)
-            counter.advance(
-                env_ret.last_reward,
-                env_ret.last_terminated,
-                env_ret.last_truncated,
-                self._policy_version,
-            )
-        else:
-            counter.cut(self._policy_version)
-            counter.begin()
-            self._began = True
-        if episode_id is not None and step is not None:
-            counter.follow(episode_id, step)
-        else:
-            env_ret.episode_id, env_ret.step = counter.episode_id, counter.step
-        return continues
-
-    def _checked(self, step: pb.AttachStep, reader: Reader[pb.AttachRequest]) -> EnvRet:
-        env_ret = read_env_ret(step.env_ret, reader)
-        difference = mismatch(self._space, env_ret.observation, rows=self._rows)
-        if difference is not None or env_ret.rows is not None:
-            what = difference or "rows: expected all of the group in every step"
-            raise InvalidRequestError(f"step {step.seq}: {what}")
-        # One such number from anybody would spoil the update that everybody's rows share.
-        if not all_finite(env_ret.observation):
-            raise InvalidRequestError(f"step {step.seq}: observation: NaN or infinite")
-        env_ret.env_id = self.env_id
-        env_ret.last_reward = self._of_rows(env_ret.last_reward, np.float32, "last_reward")
-        if not np.isfinite(env_ret.last_reward).all():
-            raise InvalidRequestError(f"step {step.seq}: last_reward: NaN or infinite as float32")
-        env_ret.last_terminated = self._of_rows(env_ret.last_terminated, np.bool_, "terminated")
-        env_ret.last_truncated = self._of_rows(env_ret.last_truncated, np.bool_, "truncated")
-        for name in ("episode_id", "step"):
-            value = getattr(env_ret, name)
-            if value is not None:
-                setattr(env_ret, name, self._of_rows(value, np.int64, name))
-        return env_ret
-
-    def _of_rows(self, value: Any, dtype: type[Any], name: str) -> npt.NDArray[Any]:
-        try:
-            array = np.asarray(value)
-        except ValueError:  # nested lists of different lengths
-            raise InvalidRequestError(f"{name}: expected an array [{self._rows}]") from None
-        if array.shape not in {(self._rows,), ()} or array.dtype.kind not in "biuf":
-            raise InvalidRequestError(
-                f"{name}: expected [{self._rows}], got {array.dtype}{list(array.shape)}"
-            )
-        with np.errstate(over="ignore"):
-            # A scalar is a default that was left out.
-            return np.broadcast_to(array, self._rows).astype(dtype)
-
-    async def _send_answer(self) -> None:
-        if self._asked is None or self._answer is None:
-            return
-        message, writer = pb.AttachResponse(), Writer()
-        message.answer.seq = self._asked.seq
-        try:
-            fill_policy_response(message.answer.response, self._answer, writer)
-        except CodecError as error:
-            raise InvalidRequestError(f"the policy's answer cannot be sent: {error}") from error
-        stamp(message, self._asked.arrival)
-        # Lost if the client is away: it asks for it again when it comes back.
-        await self._session.send(writer.finish(message))
-
-    async def _wait(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
-
-@dataclass
-class _Came:
-    """A step as it came.
-
-    Attributes:
-        seq: Its number.
-        env_ret: What the env returned; checked.
-        wants_action: Whether the client waits for an answer.
-        arrival: Stamps of the message that brought it last.
-    """
-
-    seq: int
-    env_ret: EnvRet
-    wants_action: bool
-    arrival: Arrival
-
-
-class RemoteEnvServer(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
-    """Serves the sessions of `Attach`: one group for each client.
-
-    Args:
-        log: Takes finished episodes.
-        hosted: Gives what the envs that are here already declare; a client has to be like them,
-            since one policy answers all.
-        attach: Begins to drive a group.
-        detach: Told that the client of a group has gone for good.
-
-    Attributes:
-        groups: The groups by client id.
-        env_steps: Env steps of all groups so far; every row counts.
-    """
-
-    request_type = pb.AttachRequest
-    response_type = pb.AttachResponse
 
     def __init__(
         self,
-        log: EpisodeLog,
-        hosted: Callable[[], Sequence[EnvMeta]],
-        attach: Callable[[AttachedGroup], None],
-        detach: Callable[[AttachedGroup], None],
+        config: EnvConfig,
+        worker_index: int | None = 0,
+        preprocess_fn: Callable[[PolicyResponse], Any] | None = None,
     ) -> None:
-        self.groups: dict[str, AttachedGroup] = {}
-        self.env_steps = 0
-        self._log = log
-        self._hosted = hosted
-        self._attach = attach
-        self._detach = detach
+        super().__init__(config, worker_index, preprocess_fn)
+        if preprocess_fn not in (None, default_env_preprocess_fn):
+            warnings.warn(
+                "an env server has no preprocess_fn: give it to the env at the client",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._loop = shared_loop()
+        self._metas: dict[str, EnvMeta] = {}
+        self._wire_ids: dict[str, str] = {}
+        self._stepping: dict[Future[EnvRet], None] = {}
+        self._stats_lock = threading.Lock()
+        self._source: EnvSource
+        if config.address is not None:
+            self._source, self._address = DialledEnvs(config), config.address
+        else:
+            embedded = EmbeddedEnvs(config)
+            self._source, self._address = embedded, self._loop.run(embedded.start())
 
-    async def on_open(
-        self, session: Session, reader: Reader[pb.AttachRequest]
-    ) -> pb.AttachResponse:
-        """Makes a group of a new client, or gives one that was cut its group back."""
-        if isinstance(session.state, _Attached):
-            if session.state.group.failure is not None:
-                raise session.state.group.failure
-            return pb.AttachResponse()
-        group = AttachedGroup(session, self._log, self._count)
-        for meta in self._hosted()[:1]:
-            check_spec(replace(meta, env_id=None, num_envs=None), group.meta)
-        last_seq = reader.message.hello.last_seq
-        if last_seq < 0:
-            raise InvalidRequestError(f"last_seq: {last_seq} is below 0")
-        session.state = _Attached(group, last_seq)
-        self.groups[session.client_id] = group
-        self._attach(group)
-        return pb.AttachResponse()
+    def get_address_port(self) -> tuple[str, int]:
+        """Returns host and port of the server: what was bound, or what is dialled."""
+        host, _, port = self._address.rpartition(":")
+        return host.strip("[]"), int(port)
 
-    async def on_message(self, session: Session, reader: Reader[pb.AttachRequest]) -> None:
-        """Takes steps."""
-        if reader.message.WhichOneof("body") != "steps":
-            raise InvalidRequestError("expected steps")
-        attached: _Attached = session.state
-        if attached.group.failure is not None:
-            raise attached.group.failure
-        await attached.group.take(reader, session.arrival, attached.base)
+    def init(self) -> EnvMeta:
+        """Waits until `min_clients` envs are there.
 
-    async def on_close(self, session: Session, *, resumable: bool) -> None:
-        """Ends the group of a client that has left or did not come back."""
-        if resumable or not isinstance(session.state, _Attached):
-            return
-        group = session.state.group
-        if self.groups.get(session.client_id) is group:
-            del self.groups[session.client_id]
-        self._detach(group)
+        Returns:
+            The spaces of the first of them, and the rows of all; `metas` has each.
 
-    def _count(self, steps: int) -> None:
-        self.env_steps += steps
+        Raises:
+            DeadlineExceededError: They did not come within `clients_timeout_s`.
+            RemoteError: There is no server, or it refuses to be driven.
+        """
+        self._refresh()
+        first = next(iter(self._metas.values()))
+        rows = sum(meta.num_envs or 1 for meta in self._metas.values())
+        return EnvMeta(self.env_id, first.action_space, first.observation_space, rows)
 
+    def metas(self) -> dict[str, EnvMeta]:
+        """Returns the envs that were there at the last `init` or `reset`, by id."""
+        return dict(self._metas)
 
-@dataclass(frozen=True)
-class _Attached:
-    """What the server keeps of one session.
+    def reset(self, *args: Any, **kwargs: Any) -> tuple[EnvRet, ...]:  # type: ignore[override]
+        """Resets every env that is there now.
 
-    Attributes:
-        group: Its group.
-        base: The last step that the client had sent before it came here.
-    """
+        An env that a client attached resets itself, and gives the observation at which it stands.
 
-    group: AttachedGroup
-    base: int
+        Args:
+            *args: None.
+            **kwargs: `seed` and `options`; attached envs take none.
+
+        Returns:
+            What each returned.
+
+        Raises:
+            DeadlineExceededError: There were not `min_clients` in time.
+            RemoteError: An env failed, or takes no seed and no options.
+        """
+        self._refresh()
+        resets = [self.submit_reset(env_id, **kwargs) for env_id in self._metas]
+        return tuple(one.result() for one in resets)
+
+    def step(self, policy_resp: PolicyResponse) -> EnvRet:
+        """Steps the env that a response names, and waits for what it returns.
+
+        Raises:
+            EnvError: There is no such env, or it failed.
+            RemoteError: The env failed, or its server is gone for good.
+        """
+        return self.submit(policy_resp.env_id, policy_resp).result()
+
+    def step_async(self, policy_resp_list: list[PolicyResponse]) -> None:
+        """Sends each response to the env that it names, and returns at once.
+
+        Raises:
+            EnvError: There is no such env.
+        """
+        for response in policy_resp_list:
+            self._stepping[self.submit(response.env_id, response)] = None
+
+    def collect_async(self, timeout: float | None = None) -> tuple[EnvRet, ...]:  # type: ignore[override]
+        """Waits for the first env that has stepped, and returns all that have by then.
+
+        Args:
+            timeout: Seconds to wait at most; None: as long as it takes.
+
+        Returns:
+            What they returned; nothing if the time was up, or nothing was stepped.
+
+        Raises:
+            Exception: What an env raised; the others can still be collected.
+        """
+        if not self._stepping:
+            return ()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        done = wait(list(self._stepping), timeout=left, return_when=FIRST_COMPLETED).done
+        for failed in [one for one in done if one.exception() is not None]:
+            del self._stepping[failed]
+            failed.result()  # raises
+        ordered = [one for one in self._stepping if one in done]
+        for one in ordered:
+            del self._stepping[one]
+        return tuple(one.result() for one in ordered)
+
+    def submit(self, env_id: str, response: PolicyResponse) -> Future[EnvRet]:
+        """Begins a step of one env; returns a future for what it returns.
+
+        Raises:
+            EnvError: There is no such env.
+        """
+        response = self._before(response).copy()
+        response.env_id = self._wire_id(env_id)
+        return self._loop.submit(self._step_one(env_id, response))
+
+    def submit_reset(self, env_id: str, **kwargs: Any) -> Future[EnvRet]:
+        """Begins a reset of one env; returns a future for what it returns.
+
+        Raises:
+            EnvError: There is no such env.
+        """
+        wire_id = self._wire_id(env_id)
+        return self._loop.submit(self._reset_one(env_id, wire_id, kwargs))
+
+    def get_env_stats(self, reset: bool = False) -> dict[str, list[float]]:
+        """Returns statistics of finished episodes: what came in `info["episode_info"]`."""
+        with self._stats_lock:
+            return super().get_env_stats(reset)
+
+    def offload(self) -> None:
+        """Lets the hosted envs of a dialled server free their device memory."""
+        self._command("offload")
+
+    def reload(self) -> None:
+        """Lets the hosted envs of a dialled server take their device memory again."""
+        self._command("reload")
+
+    def apply_evaluate_cfg(self) -> None:
+        """Applies the `evaluate_cfg` of the hosted envs of a dialled server; reset them then."""
+        self._command("apply_evaluate_cfg")
+
+    def restore_evaluate_cfg(self) -> None:
+        """Undoes `apply_evaluate_cfg`; reset them then."""
+        self._command("restore_evaluate_cfg")
+
+    def close(self) -> None:
+        """Leaves the envs; one that listens tells its clients."""
+        self._loop.run(self._source.close())
+
+    def _command(self, command: EnvCommand) -> None:
+        self._loop.run(self._source.command(command))
+
+    def _refresh(self) -> None:
+        metas = self._loop.run(self._source.metas())
+        self._metas, self._wire_ids = {}, {}
+        for meta in metas:
+            wire_id = str(meta.env_id)
+            env_id = f"{self.env_id}/{wire_id.removeprefix(PREFIX)}"
+            self._wire_ids[env_id] = wire_id
+            self._metas[env_id] = EnvMeta(
+                env_id, meta.action_space, meta.observation_space, meta.num_envs
+            )
+
+    def _wire_id(self, env_id: str) -> str:
+        if env_id not in self._wire_ids:
+            raise EnvError(f"no env {env_id!r}; there are {list(self._wire_ids) or 'none'}")
+        return self._wire_ids[env_id]
+
+    async def _step_one(self, env_id: str, response: PolicyResponse) -> EnvRet:
+        return self._received(env_id, await self._source.step(response))
+
+    async def _reset_one(self, env_id: str, wire_id: str, kwargs: Mapping[str, Any]) -> EnvRet:
+        return self._received(env_id, await self._source.reset(wire_id, **kwargs))
+
+    def _received(self, env_id: str, env_ret: EnvRet) -> EnvRet:
+        env_ret.env_id = env_id
+        episode_info = env_ret.info.get("episode_info")
+        if episode_info:
+            with self._stats_lock:
+                self._record_episodes(episode_info)
+        return env_ret

@@ -22,7 +22,7 @@ from rlightning.env.utils.backends import backend_class
 from rlightning.env.utils.spaces import mismatch
 from rlightning.errors import ConfigError, EnvError, ObservationError, ResetNeededError
 from rlightning.rpc.activity import Activity
-from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.types import EnvMeta, EnvRet, MultiAgentEnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
 
 _T = TypeVar("_T")
@@ -34,7 +34,8 @@ class HostedGroup:
     The env is made and stepped in one thread of its own, so that stepping blocks nobody. Steps that
     are known to take less than a thread switch is worth run on the event loop instead (see
     `StepPlacement`). An env of one row is given the leading dimension 1 and reset when its episode
-    has ended, so that all groups look alike. Belongs to one event loop.
+    has ended, so that all groups look alike. A multi-agent env, which needs `driver: external`, is
+    handed on as it is. Belongs to one event loop.
 
     Args:
         config: Of the env; `num_envs` is the number of rows.
@@ -92,12 +93,16 @@ class HostedGroup:
         self._env = await self._in_thread("construction", make)
         self._env.env_id = self.env_id
         self.meta = await self._in_thread("init", self._env.init)
-        space = one_space(self.meta.observation_space)
-        if space is None or not self.meta.num_envs:
+        space = self.meta.observation_space
+        self._of_agents = isinstance(space, dict) and self.config.driver == "external"
+        checked = space if self._of_agents else one_space(space)
+        if checked is None or not self.meta.num_envs:
             raise EnvError(f"env {self.env_id!r}: init gave no observation space or no num_envs")
-        self._space = space
+        self._space: Any = checked
         self._rows = self.meta.num_envs
-        one = self._rows == 1
+        # A driver gets the rewards of a scalar env as they are; the buffer's are float32.
+        self._reward_dtype = np.float64 if self.config.driver == "external" else np.float32
+        one = self._rows == 1 and not self._of_agents
         self._group = ScalarRow(self._env, self.activity) if one else _Rows(self._env)
         self._counter = RowCounter(self.env_id, self._rows, self._log, self._env.row_seeds)
         self._policy_version = 0
@@ -110,8 +115,14 @@ class HostedGroup:
         """
         self._first = await self.reset()
 
-    async def reset(self) -> EnvRet:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> EnvRet:
         """Begins a new episode in every row; running ones are recorded as cut.
+
+        Args:
+            seed: Seed of the env; None: it goes on with its own.
+            options: Options of the env; None: none.
 
         Returns:
             The first observations, with `episode_id` and `step`.
@@ -119,13 +130,17 @@ class HostedGroup:
         Raises:
             EnvError: The reset raised, or its observation is not in the declared space.
         """
-        if self._first is not None:
-            first, self._first = self._first, None
+        first, self._first = self._first, None
+        given = {"seed": seed, "options": None if options is None else dict(options)}
+        given = {name: value for name, value in given.items() if value is not None}
+        if first is not None and not given:
             return first
         start = time.perf_counter()
         with self.activity.resetting():
-            env_ret = await self._in_thread("reset", self._group.reset)
+            env_ret = await self._in_thread("reset", partial(self._group.reset, **given))
         self.placement.record_reset(time.perf_counter() - start)
+        if self._of_agents:
+            return self._checked_agents(env_ret)
         difference = mismatch(self._space, env_ret.observation, rows=self._rows)
         if difference is not None:
             raise ObservationError(f"env {self.env_id!r}: not in the declared space: {difference}")
@@ -136,16 +151,17 @@ class HostedGroup:
         env_ret.last_truncated = self._zeros(np.bool_)
         return self._numbered(env_ret)
 
-    async def step(self, response: PolicyResponse) -> EnvRet:
+    async def step(self, response: PolicyResponse, *, autoreset: bool = True) -> EnvRet:
         """Executes the actions of a response; rows that end begin their next episode.
 
         Args:
             response: Leaves have the leading dimension of the rows of the last EnvRet.
+            autoreset: False: an env of one row that ends is left to be reset by the caller.
 
         Returns:
             The next observations with `episode_id` and `step`, of all rows or of those that
             `EnvRet.rows` names; reward float32 [rows], flags bool [rows], or dicts of them by
-            agent.
+            agent. Rewards of an env with `driver: external` are float64 [rows].
 
         Raises:
             ResetNeededError: There was no reset before.
@@ -153,21 +169,31 @@ class HostedGroup:
         """
         if self._env is None or self._first is not None:
             raise ResetNeededError(f"env {self.env_id!r}: reset it before the first step")
+        resets_itself = autoreset or self._rows > 1
         if self.placement.inline:
-            env_ret = self._timed_step(response)
+            env_ret = self._timed_step(response, resets_itself)
         else:
             loop = asyncio.get_running_loop()
             with self.activity.stepping():
-                env_ret = await loop.run_in_executor(self._thread, self._timed_step, response)
+                env_ret = await loop.run_in_executor(
+                    self._thread, self._timed_step, response, resets_itself
+                )
         self._policy_version = getattr(response, "policy_version", 0)
         rows = self._rows if env_ret.rows is None else len(env_ret.rows)
-        reward = self._of_rows(env_ret.last_reward, np.float32, rows, "last_reward")
+        if self._of_agents:
+            self.env_steps += rows
+            return self._checked_agents(env_ret)
+        reward = self._of_rows(env_ret.last_reward, self._reward_dtype, rows, "last_reward")
         terminated = self._of_rows(env_ret.last_terminated, np.bool_, rows, "last_terminated")
         truncated = self._of_rows(env_ret.last_truncated, np.bool_, rows, "last_truncated")
         env_ret.last_reward = reward
         env_ret.last_terminated, env_ret.last_truncated = terminated, truncated
         self.env_steps += rows
         outcome = team_outcome(reward, terminated, truncated)
+        if not resets_itself:  # its last observation is still of this episode
+            env_ret.episode_id, env_ret.step = self._counter.episode_id, self._counter.step + 1
+            self._counter.advance(*outcome, self._policy_version)
+            return env_ret
         ended = self._counter.advance(*outcome, self._policy_version, env_ret.rows)
         if ended.size and "final_observation" not in env_ret.info:
             raise EnvError(
@@ -191,6 +217,19 @@ class HostedGroup:
             await self._in_thread("close", self._env.close)
             self._env = None
         self._thread.shutdown(wait=False)
+
+    def _checked_agents(self, env_ret: EnvRet) -> EnvRet:
+        """Checks what a multi-agent env returned; who drives it resets it and counts its steps."""
+        if not isinstance(env_ret, MultiAgentEnvRet) or not isinstance(env_ret.observation, dict):
+            raise ObservationError(f"env {self.env_id!r}: expected a MultiAgentEnvRet")
+        for agent, observation in env_ret.observation.items():
+            if agent not in self._space:
+                raise ObservationError(f"env {self.env_id!r}: agent {agent!r} has no space")
+            if difference := mismatch(self._space[agent], observation, name=agent):
+                raise ObservationError(
+                    f"env {self.env_id!r}: not in the declared space: {difference}"
+                )
+        return env_ret
 
     def _numbered(self, env_ret: EnvRet) -> EnvRet:
         env_ret.episode_id, env_ret.step = self._counter.episode_id, self._counter.step
@@ -217,9 +256,9 @@ class HostedGroup:
             )
         return array
 
-    def _timed_step(self, response: PolicyResponse) -> EnvRet:
+    def _timed_step(self, response: PolicyResponse, resets_itself: bool) -> EnvRet:
         start = time.perf_counter()
-        env_ret = self._guarded("step", self._group.step, response)
+        env_ret = self._guarded("step", self._group.step, response, resets_itself)
         self.placement.record(time.perf_counter() - start)
         return env_ret
 
@@ -287,8 +326,13 @@ class _Rows:
     """An env of several rows, as `ScalarRow` is one of one row."""
 
     def __init__(self, env: BaseEnv) -> None:
-        self.reset: Callable[[], EnvRet] = env._reset
-        self.step: Callable[[PolicyResponse], EnvRet] = env._step
+        self._env = env
+
+    def reset(self, **kwargs: Any) -> EnvRet:
+        return self._env._reset(**kwargs)
+
+    def step(self, response: PolicyResponse, autoreset: bool = True) -> EnvRet:
+        return self._env._step(response)
 
 
 async def host_envs(
@@ -302,7 +346,8 @@ async def host_envs(
     """Makes and resets the groups of a list of configs.
 
     Each of `num_workers` workers has `num_envs` rows, split into `pipeline_depth` groups of nearly
-    equal size: while one waits for its answer, another steps.
+    equal size: while one waits for its answer, another steps. With `driver: external` a worker is
+    one group.
 
     Args:
         configs: The `env` section.
@@ -323,9 +368,14 @@ async def host_envs(
     workers: Counter[str] = Counter()
     try:
         for config in configs:
+            if config.backend == "env_server":
+                raise ConfigError(
+                    "env.backend 'env_server' is for an EnvGroup; a server hosts other backends"
+                )
             name = group_name(config.name)
+            depth = 1 if config.driver == "external" else pipeline_depth
             for _ in range(config.num_workers):
-                sizes = _sizes(config.num_envs, pipeline_depth)
+                sizes = _sizes(config.num_envs, depth)
                 for index, rows in enumerate(sizes):
                     update = {
                         "num_envs": rows,

@@ -30,6 +30,7 @@ class EnvStatus:
     Attributes:
         library_version: Of the server.
         envs: The groups.
+        external_env_ids: Ids of those that a driver steps, through `Step`.
         actor_running: Whether the actors run.
         env_steps: Env steps since the start of the server; every row counts.
         episodes: Finished episodes after the cursor that was given, oldest first.
@@ -39,6 +40,7 @@ class EnvStatus:
 
     library_version: str
     envs: list[EnvMeta]
+    external_env_ids: list[str]
     actor_running: bool
     env_steps: int
     episodes: list[EpisodeRecord]
@@ -92,6 +94,7 @@ class EnvClient:
         return EnvStatus(
             library_version=message.library_version,
             envs=[read_env_meta(env, reader) for env in message.envs],
+            external_env_ids=list(message.external_env_ids),
             actor_running=message.actor_running,
             env_steps=message.env_steps,
             episodes=[_read_episode(episode) for episode in message.episodes],

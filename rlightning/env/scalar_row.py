@@ -37,17 +37,22 @@ class ScalarRow:
             raise EnvError(f"env {env.env_id!r}: expected an observation space, got none")
         self._space = space
 
-    def reset(self) -> EnvRet:
+    def reset(self, **kwargs: Any) -> EnvRet:
         """Begins a new episode."""
-        env_ret = self._env._reset()
+        env_ret = self._env._reset(**kwargs)
         return self._row(env_ret, env_ret.observation, _with_row(env_ret.info))
 
-    def step(self, response: PolicyResponse) -> EnvRet:
-        """Executes the only row of a response; begins a new episode if it ended one."""
+    def step(self, response: PolicyResponse, autoreset: bool = True) -> EnvRet:
+        """Executes the only row of a response; begins a new episode if it ended one.
+
+        Args:
+            response: Leaves have the leading dimension 1.
+            autoreset: False leaves the reset to the caller.
+        """
         one = response.copy()
         one.action = map_leaves(lambda leaf: leaf[0], response.action)
         env_ret = self._env._step(one)
-        if not has_ended(env_ret):
+        if not (autoreset and has_ended(env_ret)):
             return self._row(env_ret, env_ret.observation, _with_row(env_ret.info))
         with self._activity.resetting():
             first = self._env._reset()
@@ -66,7 +71,7 @@ class ScalarRow:
         return type(env_ret)(
             env_ret.env_id,
             stack(self._space, [observation]),
-            _row_of(env_ret.last_reward, np.float32),
+            _row_of(env_ret.last_reward, np.float64),
             _row_of(env_ret.last_terminated, np.bool_),
             _row_of(env_ret.last_truncated, np.bool_),
             info,

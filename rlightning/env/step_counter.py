@@ -24,6 +24,11 @@ class EnvStepCounter:
         self._max_steps = dict(zip(env_ids, max_steps_list, strict=True))
         self._steps = dict.fromkeys(env_ids, -1)
 
+    def add(self, env_id: str, max_steps: int) -> None:
+        """Counts one more env, from -1; one that is counted already goes on."""
+        self._max_steps[env_id] = max_steps
+        self._steps.setdefault(env_id, -1)
+
     def __getitem__(self, env_id: str) -> int:
         return self._steps[env_id]
 

@@ -146,6 +146,11 @@ class SessionClient(Generic[RequestT, ResponseT]):
         """Whether a stream is open and welcomed."""
         return self._stream is not None
 
+    @property
+    def last_error(self) -> RemoteError | None:
+        """Why the last attempt to connect failed, or the last stream broke; None while welcomed."""
+        return self._last_error
+
     async def start(self, timeout_s: float) -> None:
         """Connects; returns after the first welcome.
 
@@ -263,7 +268,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
             pause_ms = min(pause_ms * 2, self._pauses_ms[1])
 
     def _fail(self, error: RemoteError) -> None:
-        logger.warning("%s: the session of %s ended: %s", self._method, self.client_id, error)
+        # Who waits for the session, or uses it next, is told; no need to do so twice.
+        logger.info("%s: the session of %s ended: %s", self._method, self.client_id, error)
         self.failure = error
         if self._on_failure is not None:
             self._on_failure(error)

@@ -16,10 +16,12 @@ from rlightning.rpc import status
 if TYPE_CHECKING:  # the stubs' classes are generic, those of gRPC are not
     Context = grpc.aio.ServicerContext[Any, Any]
     Handler = grpc.RpcMethodHandler[Any, Any]
+    GenericHandler = grpc.GenericRpcHandler[Any, Any]
     ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
 else:
     Context = grpc.aio.ServicerContext
     Handler = grpc.RpcMethodHandler
+    GenericHandler = grpc.GenericRpcHandler
     ServerInterceptor = grpc.aio.ServerInterceptor
 
 EOF: Any = vars(grpc.aio)["EOF"]

@@ -8,8 +8,6 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
-import grpc
-import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from rlightning.errors import NotFoundError, RemoteError
@@ -162,9 +160,10 @@ class Health:
                 await context.write(_encode(now))
                 last = now
             if self._closed:
-                # Clients may drop a message that they have not read when the status comes.
+                # Clients may drop a message that they have not read when the status comes; for sure
+                # if it is an error, after which they would watch again as after this.
                 await asyncio.sleep(_LAST_WORD_S)
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+                return
             await changed.wait()
 
     def _wake(self) -> None:

@@ -22,7 +22,12 @@ from rlightning.rpc.auth import (
     server_credentials,
 )
 from rlightning.rpc.binding import check_bindable
-from rlightning.rpc.handlers import Handler, ServerInterceptor
+from rlightning.rpc.handlers import (
+    GenericHandler,
+    Handler,
+    MethodHandler,
+    ServerInterceptor,
+)
 from rlightning.rpc.health import SERVICE_NAME as HEALTH
 from rlightning.rpc.health import Health
 from rlightning.rpc.options import server_options
@@ -132,6 +137,7 @@ class RunningServer:
         )
         if self._reflection:
             _add_reflection(server, self._service.name)
+        server.add_generic_rpc_handlers((_Unserved(self._service.name),))
         try:
             if credentials is None:
                 port = server.add_insecure_port(listen.address)
@@ -253,6 +259,21 @@ class _Gate(ServerInterceptor):
             except asyncio.TimeoutError:
                 return refusal(UnavailableError("still starting; retry", reason="STARTING"))
         return await continuation(handler_call_details)
+
+
+class _Unserved(GenericHandler):
+    """Tells who calls a method that is not served here which service this is; the last handler."""
+
+    def __init__(self, service: str) -> None:
+        async def refuse(*call: Any) -> None:
+            context = call[-1]
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"this server is {service}")
+
+        self._handler = MethodHandler("stream_stream", refuse)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
+        """Returns the refusal, whatever is called."""
+        return self._handler
 
 
 def _early_methods(service: Service) -> frozenset[str]:

@@ -148,6 +148,9 @@ def from_rpc_error(
     elif code is Code.INTERNAL and details == _BROKEN_WRITE:
         # The peer ended the call in the middle of a write, and its status is lost.
         code, details = Code.UNAVAILABLE, "the call ended while a message was being sent"
+    elif code is Code.UNIMPLEMENTED and method:
+        service, _, name = method.strip("/").partition("/")
+        details = f"expected {service} with {name}; {details}"
     elif code is Code.UNAVAILABLE and (cause := _CONNECT.search(details)):
         details = f"cannot connect: {cause[1].lower()}"
     return from_code(code, details, peer=peer, reason=reason)

@@ -23,14 +23,16 @@ class InsertRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[InsertHello, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., insert: _Optional[_Union[InsertItems, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class InsertHello(_message.Message):
-    __slots__ = ("session", "writer_id", "storage_id")
+    __slots__ = ("session", "writer_id", "storage_id", "tables")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WRITER_ID_FIELD_NUMBER: _ClassVar[int]
     STORAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Hello
     writer_id: str
     storage_id: str
-    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., writer_id: _Optional[str] = ..., storage_id: _Optional[str] = ...) -> None: ...
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., writer_id: _Optional[str] = ..., storage_id: _Optional[str] = ..., tables: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InsertItems(_message.Message):
     __slots__ = ("seq", "epoch", "items", "table")
@@ -71,26 +73,30 @@ class InsertResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[InsertWelcome, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., ack: _Optional[_Union[InsertAck, _Mapping]] = ..., drain: _Optional[_Union[_session_pb2.Drain, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class InsertWelcome(_message.Message):
-    __slots__ = ("session", "storage_id", "next_seq")
+    __slots__ = ("session", "storage_id", "next_seq", "max_items")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STORAGE_ID_FIELD_NUMBER: _ClassVar[int]
     NEXT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    MAX_ITEMS_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Welcome
     storage_id: str
     next_seq: int
-    def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., storage_id: _Optional[str] = ..., next_seq: _Optional[int] = ...) -> None: ...
+    max_items: int
+    def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., storage_id: _Optional[str] = ..., next_seq: _Optional[int] = ..., max_items: _Optional[int] = ...) -> None: ...
 
 class InsertAck(_message.Message):
-    __slots__ = ("seq", "expected_seq", "error", "withheld")
+    __slots__ = ("seq", "expected_seq", "error", "withheld", "blocked")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_SEQ_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     expected_seq: int
     error: _session_pb2.ErrorStatus
     withheld: int
-    def __init__(self, seq: _Optional[int] = ..., expected_seq: _Optional[int] = ..., error: _Optional[_Union[_session_pb2.ErrorStatus, _Mapping]] = ..., withheld: _Optional[int] = ...) -> None: ...
+    blocked: _session_pb2.ErrorStatus
+    def __init__(self, seq: _Optional[int] = ..., expected_seq: _Optional[int] = ..., error: _Optional[_Union[_session_pb2.ErrorStatus, _Mapping]] = ..., withheld: _Optional[int] = ..., blocked: _Optional[_Union[_session_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
     __slots__ = ("hello", "heartbeat", "credit", "ack", "timing")
@@ -107,20 +113,30 @@ class SampleRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[SampleHello, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., credit: _Optional[_Union[SampleCredit, _Mapping]] = ..., ack: _Optional[_Union[SampleAck, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class SampleHello(_message.Message):
-    __slots__ = ("session", "table", "rank", "world_size", "batch_size", "where")
+    __slots__ = ("session", "table", "rank", "world_size", "batch_size", "where", "fractions")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
+    FRACTIONS_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Hello
     table: str
     rank: int
     world_size: int
     batch_size: int
     where: SampleWhere
-    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., table: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., where: _Optional[_Union[SampleWhere, _Mapping]] = ...) -> None: ...
+    fractions: _containers.RepeatedCompositeFieldContainer[TableFraction]
+    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., table: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., where: _Optional[_Union[SampleWhere, _Mapping]] = ..., fractions: _Optional[_Iterable[_Union[TableFraction, _Mapping]]] = ...) -> None: ...
+
+class TableFraction(_message.Message):
+    __slots__ = ("table", "fraction")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    FRACTION_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    fraction: float
+    def __init__(self, table: _Optional[str] = ..., fraction: _Optional[float] = ...) -> None: ...
 
 class SampleWhere(_message.Message):
     __slots__ = ("min_version", "max_version", "sources")
@@ -191,14 +207,18 @@ class Batch(_message.Message):
     def __init__(self, batch_id: _Optional[int] = ..., columns: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., metadata: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("table", "indices", "all")
+    __slots__ = ("table", "indices", "all", "first", "limit")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     ALL_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     table: str
     indices: _containers.RepeatedScalarFieldContainer[int]
     all: bool
-    def __init__(self, table: _Optional[str] = ..., indices: _Optional[_Iterable[int]] = ..., all: _Optional[bool] = ...) -> None: ...
+    first: int
+    limit: int
+    def __init__(self, table: _Optional[str] = ..., indices: _Optional[_Iterable[int]] = ..., all: _Optional[bool] = ..., first: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class GetResponse(_message.Message):
     __slots__ = ("total_bytes", "offset", "data")
@@ -223,6 +243,22 @@ class TruncateResponse(_message.Message):
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     truncated: int
     def __init__(self, truncated: _Optional[int] = ...) -> None: ...
+
+class DiscardEpisodeRequest(_message.Message):
+    __slots__ = ("table", "env_id", "request_id")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ENV_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    env_id: str
+    request_id: str
+    def __init__(self, table: _Optional[str] = ..., env_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class DiscardEpisodeResponse(_message.Message):
+    __slots__ = ("discarded",)
+    DISCARDED_FIELD_NUMBER: _ClassVar[int]
+    discarded: int
+    def __init__(self, discarded: _Optional[int] = ...) -> None: ...
 
 class UpdatePrioritiesRequest(_message.Message):
     __slots__ = ("table", "indices", "generations", "priorities")

@@ -113,18 +113,24 @@ class StepRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., command: _Optional[_Union[StepCommand, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class StepCommand(_message.Message):
-    __slots__ = ("seq", "epoch", "reset_env_ids", "seed", "responses")
+    __slots__ = ("seq", "epoch", "reset_env_ids", "seed", "responses", "options", "autoreset", "claim_env_ids")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESET_ENV_IDS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    AUTORESET_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_ENV_IDS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     epoch: int
     reset_env_ids: _containers.RepeatedScalarFieldContainer[str]
     seed: int
     responses: _containers.RepeatedCompositeFieldContainer[_policy_response_pb2.PolicyResponse]
-    def __init__(self, seq: _Optional[int] = ..., epoch: _Optional[int] = ..., reset_env_ids: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., responses: _Optional[_Iterable[_Union[_policy_response_pb2.PolicyResponse, _Mapping]]] = ...) -> None: ...
+    options: _tensor_pb2.Value
+    autoreset: bool
+    claim_env_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, seq: _Optional[int] = ..., epoch: _Optional[int] = ..., reset_env_ids: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., responses: _Optional[_Iterable[_Union[_policy_response_pb2.PolicyResponse, _Mapping]]] = ..., options: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., autoreset: _Optional[bool] = ..., claim_env_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("welcome", "heartbeat", "answer", "drain", "timing")
@@ -171,7 +177,7 @@ class EnvServiceDescribeRequest(_message.Message):
     def __init__(self, episode_cursor: _Optional[int] = ...) -> None: ...
 
 class EnvServiceDescribeResponse(_message.Message):
-    __slots__ = ("library_version", "envs", "actor_running", "env_steps", "episodes", "episode_cursor", "stats")
+    __slots__ = ("library_version", "envs", "actor_running", "env_steps", "episodes", "episode_cursor", "stats", "external_env_ids")
     LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENVS_FIELD_NUMBER: _ClassVar[int]
     ACTOR_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +185,7 @@ class EnvServiceDescribeResponse(_message.Message):
     EPISODES_FIELD_NUMBER: _ClassVar[int]
     EPISODE_CURSOR_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_ENV_IDS_FIELD_NUMBER: _ClassVar[int]
     library_version: str
     envs: _containers.RepeatedCompositeFieldContainer[_space_pb2.EnvMeta]
     actor_running: bool
@@ -186,7 +193,8 @@ class EnvServiceDescribeResponse(_message.Message):
     episodes: _containers.RepeatedCompositeFieldContainer[EpisodeRecord]
     episode_cursor: int
     stats: _tensor_pb2.Value
-    def __init__(self, library_version: _Optional[str] = ..., envs: _Optional[_Iterable[_Union[_space_pb2.EnvMeta, _Mapping]]] = ..., actor_running: _Optional[bool] = ..., env_steps: _Optional[int] = ..., episodes: _Optional[_Iterable[_Union[EpisodeRecord, _Mapping]]] = ..., episode_cursor: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ...) -> None: ...
+    external_env_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, library_version: _Optional[str] = ..., envs: _Optional[_Iterable[_Union[_space_pb2.EnvMeta, _Mapping]]] = ..., actor_running: _Optional[bool] = ..., env_steps: _Optional[int] = ..., episodes: _Optional[_Iterable[_Union[EpisodeRecord, _Mapping]]] = ..., episode_cursor: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., external_env_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EpisodeRecord(_message.Message):
     __slots__ = ("env_id", "row", "episode_id", "episode_return", "length", "seed", "policy_version", "reason", "ts_end_ns")

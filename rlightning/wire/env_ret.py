@@ -67,6 +67,7 @@ def fill_env_ret(pb: env_ret_pb2.EnvRet, env_ret: EnvRet, w: Writer) -> None:
     if info:
         _fill_mapping(pb.info, info, "info", w)
     if env_ret._extra:
+        _check_extra(env_ret)
         _fill_mapping(pb.extra, env_ret._extra, "extra", w)
     if env_ret.executed_action is not None:
         _fill_field(pb.executed_action, env_ret.executed_action, "executed_action", w)
@@ -111,6 +112,13 @@ def _fill_final(pb: env_ret_pb2.EnvRet, info: Mapping[str, Any], w: Writer) -> M
             if name in info:
                 _fill_field(getattr(pb, name), info[name], name, w)
     return {key: value for key, value in info.items() if key not in _FINAL}
+
+
+def _check_extra(env_ret: EnvRet) -> None:
+    """Refuses what nobody could tell from a field any more once it is stored."""
+    clash = sorted(set(env_ret.fields()).intersection(env_ret._extra))
+    if clash:
+        raise CodecError(f"fields of EnvRet have these names: {', '.join(clash)}", path="extra")
 
 
 def _extend(field: Any, values: Any, name: str) -> None:
@@ -162,6 +170,8 @@ def read_env_ret(pb: env_ret_pb2.EnvRet, r: Reader[Any]) -> EnvRet:
         read_mapping(pb.extra, "extra", r) if pb.HasField("extra") else {},
         pb.ts_env_sent_ns,
     )
+    if env_ret._extra:
+        _check_extra(env_ret)
     if pb.HasField("executed_action"):
         env_ret.executed_action = _read_field(pb.executed_action, "executed_action", r)
     env_ret.answered_seq = pb.answered_seq

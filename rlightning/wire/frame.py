@@ -140,6 +140,17 @@ class Writer(_Budget):
             The bytes that protobuf would have made; each large tensor was copied once.
 
         Raises:
+            CodecError: As `pieces`.
+        """
+        return b"".join(self.pieces(message))  # which copies nothing of a single piece
+
+    def pieces(self, message: Message) -> list[Any]:
+        """Encodes the message that was filled with this writer, without copying large tensors.
+
+        Returns:
+            What `finish` returns, in pieces to be joined before any of the tensors changes.
+
+        Raises:
             CodecError: Another writer filled a part of it, a part was dropped or doubled, or the
                 message exceeds 2 GiB.
         """
@@ -149,7 +160,7 @@ class Writer(_Budget):
             raise CodecError(f"cannot encode {message.DESCRIPTOR.name}: {error}") from error
         if self._buffers or splice.MARKER in small:
             return splice.insert(small, self._buffers)
-        return small
+        return [small]
 
 
 class Reader(_Budget, Generic[_MessageT]):

@@ -36,7 +36,7 @@ def index_of(data: bytes) -> int | None:
     return None
 
 
-def insert(small: bytes, buffers: Sequence[Any]) -> bytes:
+def insert(small: bytes, buffers: Sequence[Any]) -> list[Any]:
     """Puts large buffers where their placeholders are in an encoded message.
 
     Args:
@@ -44,7 +44,7 @@ def insert(small: bytes, buffers: Sequence[Any]) -> bytes:
         buffers: C-contiguous buffers by number; each is used exactly once.
 
     Returns:
-        The encoded message as upb would have made it with the buffers in place.
+        The pieces of the encoded message as upb would have made it with the buffers in place.
 
     Raises:
         CodecError: The placeholders are not those of `buffers`, or the message exceeds 2 GiB.
@@ -61,7 +61,7 @@ def insert(small: bytes, buffers: Sequence[Any]) -> bytes:
     size = _Inserter(small, found, buffers, out).level(0, len(small))
     if size > MAX_MESSAGE_BYTES:
         raise CodecError(f"a message of {size} bytes; protobuf can read {MAX_MESSAGE_BYTES}")
-    return b"".join(out)
+    return out
 
 
 class _Inserter:

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.buffer_table import BufferTable, insert_into
 from rlightning.buffer.pipeline import Item
+from rlightning.buffer.rendezvous import BLOCKED, Rendezvous
 from rlightning.errors import (
     AlreadyExistsError,
     CodecError,
+    ConfigError,
     InvalidRequestError,
     InvalidRowError,
     NotFoundError,
@@ -27,13 +29,14 @@ from rlightning.latency import LatencyStats
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.utils.failpoints import failpoint
+from rlightning.utils.memory import MemoryPool
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.v1.session_pb2 import ErrorStatus
 from rlightning.wire import Reader, read_env_ret, read_policy_response
 
-_LOG = logging.getLogger(__name__)
+from .tables import Tables
 
-DEFAULT_TABLE = "default"
+_LOG = logging.getLogger(__name__)
 
 # A client that keeps to a window never has so many unacked; one that does not is read no further.
 _MAX_WAITING = 64
@@ -42,8 +45,8 @@ _MAX_WAITING_BYTES = 64 * 2**20
 _VALUE_BYTES = 256
 # Names are kept for as long as their writer is known, and logged.
 _MAX_NAME = 128
-# An ack costs as much as an insert of small rows, so one stands for several: at once for this many,
-# and after this long for less.
+# An ack costs as much as an insert of small rows, so one stands for several items: at once for this
+# many, and after this long for less.
 _ACK_EVERY = 4
 _ACK_AFTER_S = 0.001
 # Writers whose session is over, and whose numbers are known if they come back.
@@ -55,14 +58,14 @@ class _Message:
     """An insert that waits for its turn, or for room.
 
     Attributes:
-        table: Where it goes.
+        tables: Where it goes.
         items: What it brings.
         refusal: Why it cannot be stored; None while it may be.
         since_ns: When it came, by the monotonic clock.
         nbytes: What it takes in memory, in bytes.
     """
 
-    table: BufferTable
+    tables: tuple[BufferTable, ...]
     items: list[Item]
     refusal: RLightningError | None
     since_ns: int
@@ -76,19 +79,23 @@ class Writer:
     Attributes:
         writer_id: Its id.
         env_id: Id of the env whose rows it writes.
+        tables: Where they go.
         next_seq: Number of the next message to be stored; 0 if whatever comes first is taken.
         session: The session that it writes in; None after it.
         waiting: Messages that came and are not stored, in order.
         refused: Messages that were refused, by number, which the client was not told of yet.
         tasks: Those that work for it: one that acks, and one that stores what waits.
-        unacked: Messages done with since the last ack.
+        unacked: Items done with since the last ack.
         alarm: Sets `progress` for those; None if there are none.
         progress: Set when it is time to ack.
         moved: Set when less is waiting.
+        held_by: Of the table that has no room for what waits; None if nothing does.
+        told: How often that table was blocked when the client was told of it last.
     """
 
     writer_id: str
     env_id: str
+    tables: tuple[BufferTable, ...]
     next_seq: int = 1
     session: Session | None = None
     waiting: deque[_Message] = field(default_factory=deque)
@@ -98,6 +105,13 @@ class Writer:
     alarm: asyncio.TimerHandle | None = None
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
+    held_by: Rendezvous | None = None
+    told: int = 0
+
+    @property
+    def transit(self) -> MemoryPool:
+        """Memory for its messages that wait."""
+        return self.tables[0].transit
 
 
 @dataclass
@@ -115,7 +129,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
     """Serves the sessions of `Insert`.
 
     Args:
-        tables: The tables by name.
+        tables: The tables.
         storage_id: Identifies what is stored.
 
     Attributes:
@@ -127,7 +141,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
     request_type = pb.InsertRequest
     response_type = pb.InsertResponse
 
-    def __init__(self, tables: Mapping[str, BufferTable], storage_id: str) -> None:
+    def __init__(self, tables: Tables, storage_id: str) -> None:
         self.counts = InsertCounts()
         self.latency = LatencyStats()
         self._tables = tables
@@ -150,23 +164,42 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                 raise InvalidRequestError(
                     f"hello needs a {name} of at most {_MAX_NAME} characters, got {len(value)}"
                 )
-        self._refuse_rival(hello.writer_id, meta.env_id, session)
-        writer = self._writer_of(hello, meta.env_id)
+        tables = self._tables.all_named(hello.tables)
+        self._refuse_rival(hello.writer_id, meta.env_id, tables, session)
+        writer = self._writer_of(hello, meta.env_id, tables)
         self._stop(writer)
-        # Another writer's pending rows of this env are not joined to what this one brings.
-        self._tables[DEFAULT_TABLE].open_writer(meta, writer.writer_id)
+        for table in writer.tables:
+            if table not in tables:
+                table.close_writer(writer.env_id, writer.writer_id)
+        writer.tables = tables
+        try:
+            # Another writer's pending rows of this env are not joined to what this one brings.
+            for table in tables:
+                table.open_writer(meta, writer.writer_id)
+        except (ConfigError, ReplayError):
+            self._close(writer)
+            raise
         writer.session = session
         session.state = writer
         self._start(writer, self._send_acks(writer, session))
         response = pb.InsertResponse()
         response.welcome.storage_id = self._storage_id
         response.welcome.next_seq = writer.next_seq
+        bounds = [table.max_items for table in tables if table.max_items]
+        response.welcome.max_items = min(bounds, default=0)
         return response
 
-    def _refuse_rival(self, writer_id: str, env_id: str, session: Session) -> None:
+    @staticmethod
+    def _close(writer: Writer) -> None:
+        for table in writer.tables:
+            table.close_writer(writer.env_id, writer.writer_id)
+
+    def _refuse_rival(
+        self, writer_id: str, env_id: str, tables: tuple[BufferTable, ...], session: Session
+    ) -> None:
         """Refuses to mix the rows of two clients that are both here."""
-        producer = self._tables[DEFAULT_TABLE].producers.get(env_id)
-        names = {writer_id} if producer is None else {writer_id, producer.writer_id}
+        producers = (table.producers.get(env_id) for table in tables)
+        names = {writer_id, *(producer.writer_id for producer in producers if producer is not None)}
         for writer in filter(None, map(self._writers.get, names)):
             rival = writer.session
             if rival is not None and rival is not session and rival.owner is not None:
@@ -175,10 +208,12 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                     f"{writer.env_id!r}; give each env server an env.name of its own"
                 )
 
-    def _writer_of(self, hello: pb.InsertHello, env_id: str) -> Writer:
+    def _writer_of(
+        self, hello: pb.InsertHello, env_id: str, tables: tuple[BufferTable, ...]
+    ) -> Writer:
         writer = self._writers.get(hello.writer_id)
         if writer is None:
-            writer = self._writers[hello.writer_id] = Writer(hello.writer_id, env_id)
+            writer = self._writers[hello.writer_id] = Writer(hello.writer_id, env_id, tables)
             self._forget_writers()
             if hello.storage_id:
                 # It has written before, to a storage that is gone, or it was forgotten since: the
@@ -210,7 +245,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             self._stop(writer)
             if not resumable:
                 writer.session = None
-                self._tables[DEFAULT_TABLE].close_writer(writer.env_id, writer.writer_id)
+                self._close(writer)
 
     def _start(self, writer: Writer, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -227,8 +262,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
     def _stop(self, writer: Writer) -> None:
         for task in writer.tasks:
             task.cancel()
-        waiting = sum(message.nbytes for message in writer.waiting)
-        self._tables[DEFAULT_TABLE].transit.give_back(waiting)
+        writer.transit.give_back(sum(message.nbytes for message in writer.waiting))
         writer.waiting.clear()
         writer.moved.set()
         self._note_waiting(writer)
@@ -270,7 +304,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         Raises:
             UnavailableError: Too much waits already, of all writers; this one sends it again.
         """
-        transit = self._tables[DEFAULT_TABLE].transit
+        transit = writer.transit
         if not transit.take(message.nbytes):
             raise UnavailableError(
                 f"a message of {message.nbytes} bytes has to wait for room, and {transit.used} of "
@@ -294,12 +328,17 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         await session.send(response)
 
     def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], received_ns: int) -> _Message:
-        name = reader.message.insert.table or DEFAULT_TABLE
-        message = _Message(self._tables[DEFAULT_TABLE], [], None, received_ns, reader.nbytes)
+        name = reader.message.insert.table
+        message = _Message(writer.tables, [], None, received_ns, reader.nbytes)
         try:
-            if name not in self._tables:
-                raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
-            message.table = self._tables[name]
+            if name:
+                table = self._tables.named(name)
+                if table not in writer.tables:
+                    told = [one.name for one in writer.tables]
+                    raise InvalidRowError(
+                        f"table: expected one of the hello's, {told}, got '{name}'"
+                    )
+                message.tables = (table,)
             message.items = _items(writer.env_id, reader)
             message.nbytes += _VALUE_BYTES * reader.used()[0]
         except (CodecError, NotFoundError, InvalidRowError) as error:
@@ -316,7 +355,9 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         if refusal is None:
             begun = time.perf_counter()
             try:
-                if not message.table.try_insert(writer.env_id, message.items):
+                full = insert_into(message.tables, writer.env_id, message.items)
+                if full is not None:
+                    writer.held_by = full.rendezvous
                     return False
                 failpoint("insert.stored")
                 self.latency.record("store", time.perf_counter() - begun)
@@ -326,10 +367,11 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                 refusal = InvalidRowError(str(error))
         if refusal is not None:
             self.counts.refused_total += 1
-            message.table.refuse(writer.env_id)
+            for table in message.tables:
+                table.refuse(writer.env_id)
             writer.refused[writer.next_seq] = to_error_status(refusal)
         writer.next_seq += 1
-        writer.unacked += 1
+        writer.unacked += len(message.items)
         if writer.unacked >= _ACK_EVERY or refusal is not None:
             writer.progress.set()
         elif writer.alarm is None:
@@ -341,18 +383,25 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         while writer.waiting:
             message = writer.waiting[0]
             if not self._store(writer, message):
-                await message.table.wait_room()
+                assert writer.held_by is not None
+                self._note_waiting(writer)
+                if writer.held_by.blocked and writer.held_by.blocked_total != writer.told:
+                    writer.progress.set()  # tells the client
+                await writer.held_by.wait_room()
                 continue
             self.latency.record("withheld", (time.monotonic_ns() - message.since_ns) / 1e9)
             writer.waiting.popleft()
-            self._tables[DEFAULT_TABLE].transit.give_back(message.nbytes)
+            writer.transit.give_back(message.nbytes)
             writer.moved.set()
             self._note_waiting(writer)
 
-    def _note_waiting(self, writer: Writer) -> None:
-        producer = self._tables[DEFAULT_TABLE].producers.get(writer.env_id)
-        if producer is not None and producer.writer_id == writer.writer_id:
-            producer.waiting = len(writer.waiting)
+    @staticmethod
+    def _note_waiting(writer: Writer) -> None:
+        count = len(writer.waiting)
+        if not count:
+            writer.held_by, writer.told = None, 0
+        for table in writer.tables:
+            table.rendezvous.hold(writer.env_id, writer.writer_id, count, writer.held_by)
 
     async def _send_acks(self, writer: Writer, session: Session) -> None:
         """Acks everything that was stored since the last ack, as fast as the client reads."""
@@ -373,6 +422,11 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             response = pb.InsertResponse()
             response.ack.seq = writer.next_seq - 1
             response.ack.withheld = len(writer.waiting)
+            holder = writer.held_by
+            if holder is not None and holder.blocked:
+                writer.told = holder.blocked_total
+                blocked = PreconditionError(holder.blocked, reason=BLOCKED)
+                response.ack.blocked.CopyFrom(to_error_status(blocked))
             await session.send(response)
 
 

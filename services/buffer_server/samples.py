@@ -6,12 +6,19 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Mapping
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from rlightning.buffer.buffer_table import BufferTable, Taken
+from rlightning.buffer.feeds import Feed, MixedFeed, TableFeed
+from rlightning.buffer.rendezvous import BLOCKED
+from rlightning.buffer.taken import Taken
 from rlightning.buffer.where import Where
-from rlightning.errors import InvalidRequestError, NotFoundError, UnavailableError
+from rlightning.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    PreconditionError,
+    UnavailableError,
+)
 from rlightning.latency import LatencyStats
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
@@ -20,11 +27,14 @@ from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Batch, Reader, encode_batch
 
 from .chunks import sample_responses
-from .inserts import DEFAULT_TABLE
+from .tables import Tables
 
 _LOG = logging.getLogger(__name__)
 
 _MAX_CREDITS = 1024
+_MAX_RANKS = 2**16
+# Batches that were given back, of which an ack may still come.
+_MAX_RETURNED = 64
 # From this size on, a batch is encoded in a thread: copying it would hold the loop up.
 _THREAD_BYTES = 2**20
 
@@ -42,9 +52,8 @@ class Learner:
     """One session of a learner.
 
     Attributes:
-        table: What it samples.
-        batch_size: Transitions in a batch; 0 for whole rollouts.
-        where: What a transition must be to be in a batch; None for anything.
+        feed: What its batches come from.
+        client_id: Who it is.
         credits: Batches that may still be sent.
         credited: Set when there are credits.
         unacked: Batches that leave the buffer with their ack, by number.
@@ -54,9 +63,8 @@ class Learner:
         deprived: Whether they were given to others while it was away.
     """
 
-    table: BufferTable
-    batch_size: int
-    where: Where | None = None
+    feed: Feed
+    client_id: str
     credits: int = 0
     credited: asyncio.Event = field(default_factory=asyncio.Event)
     unacked: dict[int, _Sent] = field(default_factory=dict)
@@ -65,12 +73,18 @@ class Learner:
     patience: asyncio.TimerHandle | None = None
     deprived: bool = False
 
+    def takes_over(self, other: Learner) -> bool:
+        """Whether the batches that another one leaves behind are for this one."""
+        mine, theirs = self.feed, other.feed
+        shared = not set(mine.tables).isdisjoint(theirs.tables)
+        return shared and (mine.rank == theirs.rank or mine.world_size != theirs.world_size)
+
 
 class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
     """Serves the sessions of `Sample`.
 
     Args:
-        tables: The tables by name.
+        tables: The tables.
         storage_id: Identifies what is stored.
         producer_timeout_s: How often a learner is told of a silent producer, in seconds.
         lease_s: For how long the batches of a learner that is away are kept from others that ask,
@@ -86,7 +100,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
     def __init__(
         self,
-        tables: Mapping[str, BufferTable],
+        tables: Tables,
         storage_id: str,
         producer_timeout_s: float,
         lease_s: float,
@@ -99,52 +113,75 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         self._lease_s = lease_s
         self._learners: list[Learner] = []
         self._numbers = itertools.count(1)
+        self._returned: OrderedDict[int, tuple[Feed, Taken]] = OrderedDict()
 
     async def on_open(
         self, session: Session, reader: Reader[pb.SampleRequest]
     ) -> pb.SampleResponse:
         """Lets a learner ask for batches; those it has not acked come again at its first credit."""
-        hello = reader.message.hello
-        if not isinstance(session.state, Learner):
-            session.state = self._learner(hello)
-            self._learners.append(session.state)
-        learner: Learner = session.state
+        known = isinstance(session.state, Learner)
+        learner = (
+            session.state if known else Learner(self._feed(reader.message.hello), session.client_id)
+        )
+        self._refuse_rival(learner)
+        if not known:
+            session.state = learner
+            self._learners.append(learner)
+            for table in learner.feed.tables:
+                table.rendezvous.readers += 1
         learner.present = True
         if learner.patience is not None:
             learner.patience.cancel()
             learner.patience = None
         if learner.deprived:  # to its client this is a new session, in which any batch may come
             learner.deprived = session.resumed = False
-        self._reclaim(learner.table)
+        self._reclaim(learner)
         response = pb.SampleResponse()
         response.welcome.storage_id = self._storage_id
         return response
 
-    def _learner(self, hello: pb.SampleHello) -> Learner:
-        name = hello.table or DEFAULT_TABLE
-        table = self._tables.get(name)
-        if table is None:
-            raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
-        if hello.rank or hello.world_size > 1:
+    def _feed(self, hello: pb.SampleHello) -> Feed:
+        rank, world_size = hello.rank, hello.world_size or 1
+        if not 1 <= world_size <= _MAX_RANKS:
+            raise InvalidRequestError(f"world_size: expected 1 to {_MAX_RANKS}, got {world_size}")
+        if not 0 <= rank < world_size:
             raise InvalidRequestError(
-                f"rank {hello.rank} of {hello.world_size}: one learner takes all batches here"
+                f"rank: expected 0 to {world_size - 1} with world_size {world_size}, got {rank}"
             )
-        if table.serves_rollouts and hello.batch_size:
-            raise InvalidRequestError(
-                f"batch_size {hello.batch_size}: table '{name}' sends whole rollouts, ask for 0"
-            )
-        if not table.serves_rollouts and hello.batch_size < 1:
-            raise InvalidRequestError(f"table '{name}' needs a batch_size of at least 1")
-        return Learner(table, hello.batch_size, self._where(hello, table))
+        where = self._where(hello) if hello.HasField("where") else None
+        if not hello.fractions:
+            table = self._tables.named(hello.table)
+            return TableFeed(table, hello.batch_size, where, rank, world_size)
+        if hello.table:
+            raise InvalidRequestError(f"table: expected none beside fractions, got '{hello.table}'")
+        fractions = [(self._tables.named(one.table), one.fraction) for one in hello.fractions]
+        return MixedFeed(fractions, hello.batch_size, where, rank, world_size)
+
+    def _refuse_rival(self, learner: Learner) -> None:
+        """Refuses a learner that does not fit those that are here."""
+        mine = learner.feed
+        for other in self._learners:
+            theirs = other.feed
+            if other is learner or not other.present:
+                continue
+            shared = [table for table in mine.tables if table in theirs.tables]
+            if not shared:
+                continue
+            name = shared[0].name
+            several = min(mine.world_size, theirs.world_size) > 1
+            if mine.world_size != theirs.world_size and (several or shared[0].serves_rollouts):
+                raise PreconditionError(
+                    f"world_size {mine.world_size}: learner {other.client_id} samples table "
+                    f"'{name}' as one of {theirs.world_size}; all have to agree"
+                )
+            if several and mine.rank == theirs.rank:
+                raise AlreadyExistsError(
+                    f"rank {mine.rank}: learner {other.client_id} samples table '{name}' under "
+                    f"this rank of {mine.world_size}"
+                )
 
     @staticmethod
-    def _where(hello: pb.SampleHello, table: BufferTable) -> Where | None:
-        if not hello.HasField("where"):
-            return None
-        if not table.samples_transitions:
-            raise InvalidRequestError(
-                f"where: table '{table.name}' does not sample single transitions"
-            )
+    def _where(hello: pb.SampleHello) -> Where:
         asked = hello.where
         try:
             sources = [ActionSource(source) for source in asked.sources]
@@ -170,23 +207,40 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             learner.patience = loop.call_later(self._lease_s, self._lose_patience, learner)
         else:
             self._learners.remove(learner)
-            _give_back(learner)
+            for table in learner.feed.tables:
+                table.rendezvous.readers -= 1
+            self._give_back(learner)
 
     def _lose_patience(self, learner: Learner) -> None:
         learner.patience = None
-        self._reclaim(learner.table)
+        if any(other.present and other.takes_over(learner) for other in self._learners):
+            self._deprive(learner)
 
-    def _reclaim(self, table: BufferTable) -> None:
-        """Takes the batches of learners that are away too long, if another one is there for them.
+    def _reclaim(self, learner: Learner) -> None:
+        """Takes the batches of those that are away too long, and that a learner is there for.
 
         A learner that was killed would else keep the next one waiting for its resume window.
         """
-        learners = [learner for learner in self._learners if learner.table is table]
-        if any(learner.present for learner in learners):
-            for learner in learners:
-                if not learner.present and learner.patience is None and learner.unacked:
-                    _give_back(learner)
-                    learner.deprived = True
+        for other in self._learners:
+            # Shares of rollouts do not fit another number of learners.
+            other_shares = other.feed.world_size != learner.feed.world_size
+            away = not other.present and (other.patience is None or other_shares)
+            if away and learner.takes_over(other):
+                self._deprive(other)
+
+    def _deprive(self, learner: Learner) -> None:
+        if learner.unacked:
+            self._give_back(learner)
+            learner.deprived = True
+
+    def _give_back(self, learner: Learner) -> None:
+        for batch_id, sent in reversed(learner.unacked.items()):
+            learner.feed.give_back(sent.taken)
+            if sent.taken.queued is not None:
+                self._returned[batch_id] = learner.feed, Taken(0, {}, queued=sent.taken.queued)
+        while len(self._returned) > _MAX_RETURNED:
+            self._returned.popitem(last=False)
+        learner.unacked.clear()
 
     async def on_message(self, session: Session, reader: Reader[pb.SampleRequest]) -> None:
         """Takes credits and acks."""
@@ -205,11 +259,20 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             batch_id = message.ack.batch_id
             sent = learner.unacked.pop(batch_id, None)
             if sent is not None:
-                learner.table.release(sent.taken)
-            else:  # it may have got the batch in a session that is gone
-                learner.table.release_ready(batch_id - 1)
+                learner.feed.release(sent.taken)
+            else:
+                self._ack_again(learner, batch_id)
         else:
             raise InvalidRequestError("expected a credit or an ack")
+
+    def _ack_again(self, learner: Learner, batch_id: int) -> None:
+        """Takes an ack of a batch that the learner may have got in a session that is gone."""
+        feed, taken = self._returned.get(batch_id, (learner.feed, None))
+        if taken is None:
+            learner.feed.release_ready(batch_id - 1)
+        elif feed.tables == learner.feed.tables:
+            feed.release(taken)
+            del self._returned[batch_id]
 
     async def _send_batches(self, learner: Learner, session: Session) -> None:
         for batch_id, sent in tuple(learner.unacked.items()):
@@ -221,25 +284,23 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             taken = await self._next(learner, session)
             learner.credits -= 1
             sent = _Sent(taken)
-            if taken.rollout is None:
-                batch_id = next(self._numbers)
-            else:  # the same for every learner and session, so that no ack can mean another one
-                batch_id = taken.rollout.index + 1
+            # Of a rollout the same for every learner and session, so that no ack can mean another.
+            rollout = taken.rollout
+            batch_id = next(self._numbers) if rollout is None else rollout.index + 1
+            if taken.leaves:
                 learner.unacked[batch_id] = sent  # first of all, so that it cannot be lost
             await self._send(session, batch_id, await self._encoded(batch_id, sent))
             self.batches_total += 1
 
     async def _next(self, learner: Learner, session: Session) -> Taken:
-        """Waits for a batch; tells the learner of producers that keep it waiting."""
+        """Waits for a batch; tells the learner of those who keep it waiting."""
         patience_s = 0.0
         while True:
             try:
-                return await learner.table.next(
-                    batch_size=learner.batch_size or None,
-                    where=learner.where,
-                    patience_s=patience_s,
-                )
-            except UnavailableError as error:
+                return await learner.feed.next(patience_s)
+            except (UnavailableError, PreconditionError) as error:
+                if isinstance(error, PreconditionError) and error.reason != BLOCKED:
+                    raise
                 _LOG.warning("%s", error)
                 response = pb.SampleResponse()
                 response.error.CopyFrom(to_error_status(error))
@@ -263,12 +324,6 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             if not await session.send(response):
                 return  # the stream is over; what was not acked is sent again on the next one
         self.latency.record("send", time.perf_counter() - begun)
-
-
-def _give_back(learner: Learner) -> None:
-    for sent in reversed(learner.unacked.values()):
-        learner.table.give_back(sent.taken)
-    learner.unacked.clear()
 
 
 def _encode(batch_id: int, taken: Taken) -> bytes:

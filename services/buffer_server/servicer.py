@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.parts import joined
 from rlightning.buffer.remote_buffer import SERVICE
 from rlightning.errors import (
@@ -31,8 +30,10 @@ from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Batch, Writer, encode_batch, fill_value
 
 from .chunks import get_responses
-from .inserts import DEFAULT_TABLE, InsertHandler
+from .discards import Discards
+from .inserts import InsertHandler
 from .samples import SampleHandler
+from .tables import Tables
 
 
 class BufferService:
@@ -51,6 +52,7 @@ class BufferService:
         "Sample": "learner",
         "Get": "learner",
         "Truncate": "actor",
+        "DiscardEpisode": "actor",
         "UpdatePriorities": "learner",
         "Clear": "learner",
         "Describe": "learner",
@@ -59,7 +61,8 @@ class BufferService:
     def __init__(self, config: MainConfig) -> None:
         rpc = config.services.buffer.rpc
         self._storage_id = uuid.uuid4().hex
-        self._tables = {DEFAULT_TABLE: BufferTable(DEFAULT_TABLE, config.buffer)}
+        self._tables = Tables(config.buffer)
+        self._discards = Discards(self._tables)
         self._insert = InsertHandler(self._tables, self._storage_id)
         self._sample = SampleHandler(
             self._tables,
@@ -77,6 +80,7 @@ class BufferService:
             "Sample": SessionMethod(self._learners, self._sample),
             "Get": unary_stream(pb.GetRequest, self._get),
             "Truncate": unary_unary(pb.TruncateRequest, self._truncate),
+            "DiscardEpisode": unary_unary(pb.DiscardEpisodeRequest, self._discards.discard),
             "UpdatePriorities": unary_unary(pb.UpdatePrioritiesRequest, self._update_priorities),
             "Clear": unary_unary(pb.ClearRequest, self._clear),
             "Describe": unary_unary(pb.BufferServiceDescribeRequest, self._describe),
@@ -91,21 +95,22 @@ class BufferService:
     async def close(self) -> None:
         """Returns at once: the tables go with the process."""
 
-    def _table(self, name: str) -> BufferTable:
-        table = self._tables.get(name or DEFAULT_TABLE)
-        if table is None:
-            raise NotFoundError(f"no table '{name}'; there are {sorted(self._tables)}")
-        return table
-
     async def _get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[bytes]:
-        table = self._table(request.table)
+        table = self._tables.named(request.table)
         buffer = table.buffer
         if request.all and request.indices:
             raise InvalidRequestError("all: expected no indices beside it")
-        count = buffer.size() if request.all else len(request.indices)
+        if request.limit < 0:
+            raise InvalidRequestError(f"limit: expected at least 0, got {request.limit}")
+        if not request.all and (request.first or request.limit):
+            raise InvalidRequestError("first, limit: expected all beside them")
+        size = buffer.size()
+        whole = request.all and not request.first and not request.limit
+        wanted = range(size)[_page(request)] if request.all else list(request.indices)
+        count = len(wanted)
         needed = table.transit_bytes(count)
         if table.serves_rollouts:  # which are joined before anything is taken out of them
-            needed += buffer.size() * buffer.row_bytes
+            needed += size * buffer.row_bytes
         if not table.transit.take(needed):
             raise ResourceExhaustedError(
                 f"{'all' if request.all else 'indices'}: {count} transitions of {buffer.row_bytes} "
@@ -115,9 +120,14 @@ class BufferService:
                 reason="BATCH_TOO_LARGE",
             )
         try:
-            found = buffer.get_all() if request.all else buffer.get(list(request.indices))
-            data = await asyncio.to_thread(encode_batch, Batch(0, *joined(found)))
-            for response in get_responses(data):
+            found: Any = {}
+            if whole:
+                found = buffer.get_all()
+            elif count:
+                found = buffer.get(wanted)
+            columns, metadata = joined(found)
+            batch = Batch(0, columns, {**metadata, "size": size})
+            for response in get_responses(await asyncio.to_thread(encode_batch, batch)):
                 yield response
         except IndexError as error:
             raise InvalidRequestError(f"indices: {error}") from error
@@ -125,17 +135,18 @@ class BufferService:
             table.transit.give_back(needed)
 
     async def _truncate(self, request: pb.TruncateRequest, context: Context) -> pb.TruncateResponse:
-        table = self._table(request.table)
+        table = self._tables.named(request.table)
         unknown = sorted(set(request.env_ids) - set(table.buffer.env_ids))
         if unknown:
             raise NotFoundError(f"env_ids: no data of {', '.join(unknown)} ever came")
         truncated = sum(table.buffer.truncate_group(env_id) for env_id in request.env_ids)
+        table.changed()
         return pb.TruncateResponse(truncated=truncated)
 
     async def _update_priorities(
         self, request: pb.UpdatePrioritiesRequest, context: Context
     ) -> pb.UpdatePrioritiesResponse:
-        buffer = self._table(request.table).buffer
+        buffer = self._tables.named(request.table).buffer
         indices = np.array(request.indices, np.intp)
         generations = np.array(request.generations, np.int64) if request.generations else None
         try:
@@ -151,13 +162,13 @@ class BufferService:
         return pb.UpdatePrioritiesResponse(updated=updated)
 
     async def _clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearResponse:
-        return pb.ClearResponse(cleared=self._table(request.table).clear())
+        return pb.ClearResponse(cleared=self._tables.named(request.table).clear())
 
     async def _describe(self, request: pb.BufferServiceDescribeRequest, context: Context) -> bytes:
         response = pb.BufferServiceDescribeResponse(
             library_version=LIBRARY_VERSION, storage_id=self._storage_id
         )
-        tables = [self._table(request.table)] if request.table else self._tables.values()
+        tables = [self._tables.named(request.table)] if request.table else self._tables.values()
         for table in tables:
             response.tables.add(
                 name=table.name,
@@ -182,3 +193,11 @@ class BufferService:
             "tables": {name: table.stats() for name, table in self._tables.items()},
             "latency": latency.summary(),
         }
+
+
+def _page(request: pb.GetRequest) -> slice:
+    """Returns which positions a request for all, or for a page of it, asks for."""
+    stop = request.first + request.limit if request.limit else None
+    if request.first < 0 and stop is not None and stop >= 0:
+        stop = None  # it reaches the end, which 0 would not mean
+    return slice(request.first, stop)

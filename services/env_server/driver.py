@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
-from rlightning.buffer.remote_buffer import InsertClient
-from rlightning.env.env_server import AttachedGroup
+from rlightning.buffer.remote_buffer import InsertClient, items_per_message
+from rlightning.buffer.routing import tables_of
+from rlightning.env.attached import AttachedGroup
+from rlightning.env.control import Quorum
 from rlightning.env.hosting import HostedGroup
 from rlightning.errors import (
     AlreadyExistsError,
@@ -32,8 +34,8 @@ _CONNECT_S = 5.0
 _STALLED_S = 1.0
 # How long an actor whose client has left may take to store what came of it.
 _FAREWELL_S = 5.0
-# Messages of one writer that may be unacked.
-_WINDOW = 8
+# Items of one writer that may be unacked.
+_WINDOW = 32
 
 
 class Driver:
@@ -45,6 +47,7 @@ class Driver:
         config: Sections `services`, where they are, and `buffer`, how far actors may run ahead.
         groups: What is stepped; reset.
         control: Pauses and stops.
+        quorum: Nothing is stepped before it is reached.
         on_failure: Called with the error of an actor that gave up.
     """
 
@@ -54,12 +57,14 @@ class Driver:
         groups: list[HostedGroup],
         control: ActorControl,
         *,
+        quorum: Quorum,
         on_failure: Callable[[RLightningError], None],
     ) -> None:
         self._config = config
         self._control = control
+        self._quorum = quorum
         self._on_failure = on_failure
-        self._actors = [_Actor(config, group, control) for group in groups]
+        self._actors = [_Actor(config, group, control, quorum) for group in groups]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
         self._farewells: dict[asyncio.Task[None], _Actor] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -71,17 +76,23 @@ class Driver:
 
     def attach(self, group: AttachedGroup) -> None:
         """Starts the actor of a client's env; returns at once."""
-        actor = _Actor(self._config, group, self._control.branch())
+        actor = _Actor(self._config, group, self._control.branch(), self._quorum)
         group.store = actor.store
         self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
 
-    def detach(self, group: AttachedGroup) -> None:
-        """Ends the actor of a client that has left, once what came of it is stored."""
-        if group in self._attached:
-            actor, task = self._attached.pop(group)
-            farewell = asyncio.create_task(self._part(group, actor, task))
-            self._farewells[farewell] = actor
-            farewell.add_done_callback(self._farewells.pop)
+    def detach(self, group: AttachedGroup) -> bool:
+        """Ends the actor of a client that has left, once what came of it is stored.
+
+        Returns:
+            Whether it had one.
+        """
+        if group not in self._attached:
+            return False
+        actor, task = self._attached.pop(group)
+        farewell = asyncio.create_task(self._part(group, actor, task))
+        self._farewells[farewell] = actor
+        farewell.add_done_callback(self._farewells.pop)
+        return True
 
     async def stop(self, timeout_s: float) -> None:
         """Ends every actor after its step in flight and waits until what it inserted is acked.
@@ -206,13 +217,19 @@ class _Actor:
     """The actor of one group and its clients."""
 
     def __init__(
-        self, config: MainConfig, group: HostedGroup | AttachedGroup, control: ActorControl
+        self,
+        config: MainConfig,
+        group: HostedGroup | AttachedGroup,
+        control: ActorControl,
+        quorum: Quorum,
     ) -> None:
         services = config.services
+        tables = tables_of(config.buffer, group.env_id)
         # New per process: a server takes the group of a restarted process for another client.
         client_id = f"{group.env_id.replace('/', '.')[:50]}.{uuid.uuid4().hex[:12]}"
         self.group = group
         self.control = control
+        self.quorum = quorum
         self.stats = ActorStats()
         self.policy = PolicyClient(
             services.policy.dial_address,
@@ -225,7 +242,8 @@ class _Actor:
             services.buffer.dial_address,
             spec=group.meta,
             writer_id=client_id,
-            window_messages=_window(config.buffer),
+            tables=list(tables),
+            window_items=min(map(_window, tables.values())),
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
         )
@@ -233,6 +251,8 @@ class _Actor:
 
     async def run(self) -> None:
         with self.group.activity.told_by_sessions():
+            while not (self.quorum.reached or self.control.stopping):
+                await self.control.sleep(0.05)
             await self._connected("policy", self.policy.start)
             if isinstance(self.group, AttachedGroup):
                 # Rollouts wait for whoever writes: not for one that has not begun.
@@ -271,12 +291,16 @@ class _Actor:
 
 
 def _window(buffer: BufferConfig) -> int:
-    """Returns how many messages of one writer may be unacked.
+    """Returns how many items of one writer may be unacked.
 
     While the buffer is full, the rows in them have been answered already, like the one before them,
-    which is acked but not complete, and the one after them, which waits for the window. Together
-    they must fit into one rollout, or some would be older than `max_rollouts` versions in the end.
+    which is acked but not complete, those that came with the last that there was room for, and the
+    one after them, which waits for the window. Together they must fit into one rollout, or some
+    would be older than `max_rollouts` versions in the end.
     """
-    if buffer.type == "ReplayBuffer":
-        return _WINDOW
-    return max(1, min(_WINDOW, buffer.rollout_length - 2))
+    window = _WINDOW
+    if buffer.type != "ReplayBuffer":
+        room = buffer.rollout_length - 2
+        while window > 1 and window + items_per_message(window) - 1 > room:
+            window -= 1
+    return window

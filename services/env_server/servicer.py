@@ -1,4 +1,4 @@
-"""Hosts the envs of a config, lets clients attach theirs, runs their actors, answers for them."""
+"""Hosts the envs of a config, lets clients attach theirs, and lets actors and drivers step them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import logging
 from collections.abc import Mapping
 
 from rlightning.actor import ActorControl
+from rlightning.env.attached import PREFIX, AttachedGroup, AttachSessions
 from rlightning.env.base_env import BaseEnv
-from rlightning.env.env_server import AttachedGroup, RemoteEnvServer
+from rlightning.env.control import Quorum
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
 from rlightning.env.hosting import HostedGroup, host_envs
 from rlightning.env.remote_client import SERVICE
+from rlightning.env.step_sessions import DrivenGroup, StepSessions
 from rlightning.errors import (
     ConfigError,
+    DeadlineExceededError,
     InvalidRequestError,
+    NotFoundError,
     PreconditionError,
     RLightningError,
 )
@@ -22,6 +26,7 @@ from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_unary
 from rlightning.rpc.protocol import LIBRARY_VERSION
 from rlightning.rpc.session import SessionMethod, SessionRegistry
+from rlightning.types import EnvMeta
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import Writer, fill_env_meta, fill_value
@@ -44,7 +49,7 @@ _NEEDS_RESET = {pb.ENV_COMMAND_APPLY_EVALUATE_CFG, pb.ENV_COMMAND_RESTORE_EVALUA
 
 
 class EnvService:
-    """`rlightning.v1.EnvService`: hosted and attached envs and their actors.
+    """`rlightning.v1.EnvService`: hosted and attached envs, their actors and their drivers.
 
     Args:
         config: Sections `env`, `services`, `buffer` and `train.seed`.
@@ -54,7 +59,12 @@ class EnvService:
     """
 
     name = SERVICE
-    scopes: Mapping[str, str] = {"Attach": "env", "Describe": "learner", "Control": "learner"}
+    scopes: Mapping[str, str] = {
+        "Attach": "env",
+        "Step": "learner",
+        "Describe": "learner",
+        "Control": "learner",
+    }
 
     def __init__(self, config: MainConfig) -> None:
         self._config = config
@@ -62,16 +72,20 @@ class EnvService:
         self._control = ActorControl()
         self._groups: list[HostedGroup] = []
         self._driver: Driver | None = None
-        self._clients = SessionRegistry(config.services.env.rpc, f"/{SERVICE}/Attach")
-        self._attached = RemoteEnvServer(
-            self._log, lambda: [group.meta for group in self._groups], self._attach, self._detach
-        )
+        env = config.services.env
+        self._quorum = Quorum(env.min_clients, env.clients_timeout_s, "services.env.min_clients")
+        self._clients = SessionRegistry(env.rpc, f"/{SERVICE}/Attach")
+        self._attached = AttachSessions(self._log, self._expected, self._attach, self._detach)
+        self._drivers = SessionRegistry(env.rpc, f"/{SERVICE}/Step")
+        self._driven = StepSessions(self._admit, self._find, self._quorum, env.rpc.lease_s)
+        self._waiting: asyncio.Task[None] | None = None
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def handlers(self) -> Mapping[str, Handler]:
         """Returns the handlers; methods without one are UNIMPLEMENTED to who calls them."""
         return {
             "Attach": SessionMethod(self._clients, self._attached),
+            "Step": SessionMethod(self._drivers, self._driven),
             "Describe": unary_unary(pb.EnvServiceDescribeRequest, self._describe),
             "Control": unary_unary(pb.ControlRequest, self._steer),
         }
@@ -80,17 +94,22 @@ class EnvService:
         """Makes and resets the envs, and starts their actors, which wait for their servers.
 
         Raises:
-            ConfigError: No env is configured, one is not known, or a server has no address.
+            ConfigError: An env is not known, there is none and no client is waited for, or a server
+                that actors need has no address.
             EnvError: An env could not be made or reset.
         """
         config, services = self._config, self._config.services
-        if not config.env:
-            raise ConfigError("env: no env is configured")
-        for name in ("policy", "buffer"):
-            try:
-                getattr(services, name).dial_address  # noqa: B018 - raises without an address
-            except ConfigError as error:
-                raise ConfigError(f"services.{name}: {error}") from None
+        hosted = [env for env in config.env if env.num_workers]
+        if not hosted and not services.env.min_clients:
+            raise ConfigError(
+                "env: no env is configured; for a server whose envs all attach set "
+                "services.env.min_clients"
+            )
+        acting = any(env.driver == "actor" for env in hosted) or (
+            services.env.min_clients > 0 and services.env.attached_driver == "actor"
+        )
+        if acting:
+            self._check_upstream()
         self._groups = await host_envs(
             config.env,
             pipeline_depth=services.env.pipeline_depth,
@@ -98,8 +117,12 @@ class EnvService:
             log=self._log,
             inline_below_us=services.env.step_inline_below_us,
         )
-        self._driver = Driver(config, self._groups, self._control, on_failure=self._cannot_go_on)
+        acted = [group for group in self._groups if group.config.driver == "actor"]
+        self._driver = Driver(
+            config, acted, self._control, quorum=self._quorum, on_failure=self._cannot_go_on
+        )
         self._driver.start()
+        self._waiting = asyncio.create_task(self._wait_for_clients())
         rows = sum(group.meta.num_envs or 0 for group in self._groups)
         _LOG.info("%d rows in %d groups are reset", rows, len(self._groups))
 
@@ -107,22 +130,92 @@ class EnvService:
         """Ends the actors after the step in flight and waits until what they inserted is acked."""
         if self._driver is not None:
             await self._driver.stop(deadline_s - _DRAIN_MARGIN_S)
+        await self._driven.drain()
 
     async def close(self) -> None:
         """Closes the envs."""
+        if self._waiting is not None:
+            self._waiting.cancel()
         if self._driver is not None:
             await self._driver.stop(0.0)
         for group in self._groups:
             await group.close()
 
     def _attach(self, group: AttachedGroup) -> None:
+        client_id = group.env_id.removeprefix(PREFIX)
         if self._driver is None:  # the gate lets no client in before
             raise PreconditionError("the server is still starting")
-        self._driver.attach(group)
+        if any(hosted.env_id == client_id for hosted in self._groups):
+            raise PreconditionError(f"client id {client_id!r} is that of a hosted env")
+        if self._config.services.env.attached_driver == "actor":
+            self._check_upstream()
+            self._driver.attach(group)
+        self._quorum.count(len(self._attached.groups) + 1)
 
     def _detach(self, group: AttachedGroup) -> None:
-        if self._driver is not None:
-            self._driver.detach(group)
+        self._quorum.count(len(self._attached.groups))
+        self._driven.forget(group)
+        if self._driver is not None and self._driver.detach(group):
+            return
+        group.leave()
+        group.close()
+
+    def _expected(self) -> EnvMeta | None:
+        """Returns what clients have to declare: one policy answers all that actors step."""
+        if self._config.services.env.attached_driver == "external":
+            return None
+        acted = [group.meta for group in self._groups if group.config.driver == "actor"]
+        attached = [group.meta for group in self._attached.groups.values()]
+        return next(iter(acted + attached), None)
+
+    def _check_upstream(self) -> None:
+        for name in ("policy", "buffer"):
+            try:
+                getattr(self._config.services, name).dial_address  # noqa: B018 - may raise
+            except ConfigError as error:
+                raise ConfigError(f"services.{name}: {error}") from None
+
+    async def _wait_for_clients(self) -> None:
+        try:
+            await self._quorum.wait()
+        except DeadlineExceededError as error:
+            self._cannot_go_on(error)
+
+    def _admit(self) -> None:
+        """Lets drivers in where there is something for them to drive."""
+        hosted = any(group.config.driver == "external" for group in self._groups)
+        if not hosted and self._config.services.env.attached_driver == "actor":
+            raise PreconditionError(
+                "the actor loop steps all envs here: set env[].driver, or "
+                "services.env.attached_driver for those of clients, to 'external'",
+                reason="DRIVER",
+            )
+
+    def _find(self, env_id: str) -> DrivenGroup:
+        attached = self._attached.groups.get(env_id.removeprefix(PREFIX))
+        if attached is not None and env_id.startswith(PREFIX):
+            if self._config.services.env.attached_driver == "external":
+                return attached
+            raise PreconditionError(
+                f"the actor loop steps env {env_id!r}: set services.env.attached_driver to "
+                "'external'",
+                reason="DRIVER",
+            )
+        for group in self._groups:
+            if group.env_id == env_id:
+                if group.config.driver == "external":
+                    return group
+                raise PreconditionError(
+                    f"the actor loop steps env {env_id!r}: set env[].driver to 'external'",
+                    reason="DRIVER",
+                )
+        raise NotFoundError(f"there is no env {env_id!r}")
+
+    def _external_ids(self) -> list[str]:
+        ids = [group.env_id for group in self._groups if group.config.driver == "external"]
+        if self._config.services.env.attached_driver == "external":
+            ids += [group.env_id for group in self._attached.groups.values()]
+        return ids
 
     def _cannot_go_on(self, error: RLightningError) -> None:
         if not self.failure.done():
@@ -137,6 +230,7 @@ class EnvService:
         attached = [group.meta for group in self._attached.groups.values()]
         for meta in (*(group.meta for group in self._groups), *attached):
             fill_env_meta(response.envs.add(), meta, writer)
+        response.external_env_ids.extend(self._external_ids())
         response.actor_running = self._control.running
         response.env_steps = sum(group.env_steps for group in self._groups)
         response.env_steps += self._attached.env_steps
@@ -145,6 +239,7 @@ class EnvService:
         response.episode_cursor = self._log.cursor
         stats = {} if self._driver is None else self._driver.stats()
         stats["sessions"] = describe_sessions(self._clients.sessions)
+        stats["drivers"] = self._driven.drivers
         fill_value(response.stats, stats, writer)
         return writer.finish(response)
 
@@ -162,9 +257,10 @@ class EnvService:
         name = _ENV_COMMANDS.get(command)
         if name is None:
             raise InvalidRequestError(f"env: there is no command {command}")
-        if self._control.running:
+        acting = any(group.config.driver == "actor" for group in self._groups)
+        if acting and self._control.running:
             raise PreconditionError("pause the actors before a command for envs")
-        if not self._control.idle:
+        if acting and not self._control.idle:
             raise PreconditionError("an actor still ends its step; try again")
         for group in self._groups:
             await group.call(lambda env: getattr(env, name)())

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ENGINE = HERE / "engine.sh"
+RLIGHTNING = Path(sys.executable).parent / "rlightning"
 BASE_IMAGE = "python:3.11-slim"
 PROJECT = "rlightning-test"
 SERVICES = ("env_server", "policy_server", "buffer_server")

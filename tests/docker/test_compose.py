@@ -3,32 +3,15 @@
 import os
 import re
 import signal
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from tests.docker.stack import BASE_IMAGE, HERE, SERVICES, Stack, engine, run, wait_until
+from tests.docker.stack import BASE_IMAGE, HERE, RLIGHTNING, SERVICES, Stack, run, wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
-RLIGHTNING = Path(sys.executable).parent / "rlightning"
 PORTS = {"env_server": 50051, "policy_server": 50052, "buffer_server": 50053}
 MIB = 2**20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    """An engine with the images built."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for service in ("ENV", "POLICY", "BUFFER"):
-            monkeypatch.setenv(f"{service}_PORT", "0")  # any: another stack may run here
-        with engine(monkeypatch):
-            began = time.monotonic()
-            Stack()("build", timeout_s=800)
-            print(f"built in {time.monotonic() - began:.0f} s")
-            yield
 
 
 @pytest.fixture

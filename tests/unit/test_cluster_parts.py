@@ -141,7 +141,9 @@ def test_a_run_needs_an_env():
 
 def test_a_backend_that_nothing_here_hosts():
     env = {"name": "e", "backend": "maniskill", "task": "t"}
-    with pytest.raises(ConfigError, match="no env backend 'maniskill' is registered; known: gymn"):
+    with pytest.raises(
+        ConfigError, match="no env backend 'maniskill' is registered; known: env_server, gymn"
+    ):
         prepare(make_config(env=env))
     elsewhere = {"env": {"address": "10.0.0.1:50051"}}
     assert prepare(make_config(env=env, services=elsewhere))

@@ -19,7 +19,22 @@ ROOT = Path(__file__).parents[2]
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
 # As compose reads it: `${NAME:-default}` is a setting, and merge keys are merged.
 VARIABLE = re.compile(r"\$\{(\w+):?-([^}]*)\}")
-COMPOSE = yaml.safe_load(VARIABLE.sub(lambda match: match[2], COMPOSE_TEXT))
+TLS_TEXT = (ROOT / "compose.tls.yml").read_text()
+
+
+class ComposeLoader(yaml.SafeLoader):
+    """Knows `!override`."""
+
+
+ComposeLoader.add_constructor("!override", ComposeLoader.construct_sequence)
+
+
+def load(text):
+    return yaml.load(VARIABLE.sub(lambda match: match[2], text), ComposeLoader)
+
+
+COMPOSE, TLS = load(COMPOSE_TEXT), load(TLS_TEXT)
+GPU = load((ROOT / "compose.gpu.yml").read_text())
 SETTINGS = dict(
     re.findall(r"^#([A-Z][A-Z_]*)=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
 )
@@ -105,10 +120,30 @@ def test_the_learner_is_the_policy_image_with_another_command():
 
 
 def test_every_setting_is_explained_with_its_default():
-    used = dict(VARIABLE.findall(COMPOSE_TEXT))
+    # PUBLISH has another default in compose.tls.yml, as its text says.
+    used = dict(VARIABLE.findall(TLS_TEXT)) | dict(VARIABLE.findall(COMPOSE_TEXT))
     settings = {key: value for key, value in SETTINGS.items() if not key.startswith("RLIGHTNING__")}
     assert used == settings
-    assert "${" not in VARIABLE.sub("", COMPOSE_TEXT)
+    assert "${" not in VARIABLE.sub("", COMPOSE_TEXT + TLS_TEXT)
+
+
+@services
+def test_with_tls_what_is_published_is_encrypted_and_asks_for_a_token(name):
+    config = load_config(FILES, environ=TLS["services"][name]["environment"])
+    inner, outer = section(config, name).listen
+    assert [inner] == section(load_config(FILES, environ={}), name).listen
+    assert TLS["services"][name]["ports"] == [f"0.0.0.0:{PORTS[name]}:50443"]
+    assert outer.address == "0.0.0.0:50443"
+    assert not outer.plaintext
+    files = {outer.tls.cert_file, outer.tls.key_file, outer.tokens}
+    assert files == {f"/run/secrets/{secret}" for secret in TLS["services"][name]["secrets"]}
+    assert set(TLS["services"][name]["secrets"]) == set(TLS["secrets"])
+
+
+def test_the_gpu_file_changes_the_image_with_torch_alone():
+    assert set(GPU["services"]) == {"policy_server", "learner"}
+    for service in GPU["services"].values():
+        assert set(service["build"]["args"]) <= set(COMPOSE["services"]["learner"]["build"]["args"])
 
 
 def test_config_keys_among_the_settings_exist_and_show_their_defaults():

@@ -177,3 +177,40 @@ def test_keys_for_classes_of_the_users_own_have_no_effect_on_ours():
         {"env": env | {"backend": "mine:Env"}, "policy": {**keys, "type": "mine:Policy"}}
     )
     assert list(keys_without_effect(own)) == []
+
+
+def test_a_table_takes_over_what_it_does_not_name():
+    section = {
+        "type": "ReplayBuffer",
+        "capacity": 100,
+        "max_bytes": 10**6,
+        "sampler": {"type": "sequence", "length": 4},
+        "storage": {"mode": "fixed"},
+        "rate_limiter": {"min_size": 9},
+        "tables": {
+            "same": None,
+            "own": {"sampler": {"type": "uniform"}, "rate_limiter": None, "envs": ["a*"]},
+            "rollouts": {"type": "RolloutBuffer", "sampler": None, "rate_limiter": None},
+        },
+    }
+    config = MainConfig(buffer=section).buffer
+    same, own, rollouts = (config.tables[name] for name in ("same", "own", "rollouts"))
+    assert (same.capacity, same.sampler, same.storage) == (100, config.sampler, config.storage)
+    assert (same.rate_limiter, same.envs, same.max_bytes) == (config.rate_limiter, ["*"], None)
+    assert (own.sampler.type, own.sampler.length, own.rate_limiter) == ("uniform", None, None)
+    assert (rollouts.sampler.type, rollouts.storage.mode) == ("all", "fixed")
+    assert type(config).from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"a/b": {}}, "expected names of 1 to 64 of"),
+        ({"": {}}, "expected names of 1 to 64 of"),
+        ({"a": {"tables": {"b": {}}}}, "a: a table has no tables of its own"),
+        ({"a": {"capacity": "many"}}, "tables.a.capacity"),
+    ],
+)
+def test_bad_tables_are_refused(tables, message):
+    with pytest.raises(ConfigError, match=message):
+        BufferConfig.from_dict({"type": "ReplayBuffer", "capacity": 5, "tables": tables})

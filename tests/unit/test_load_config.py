@@ -203,3 +203,26 @@ def test_the_shipped_configs_load():
         assert load(path).env[0].task
         # Random weights act only where a config says so.
         assert yaml.safe_load(path.read_text())["policy"]["initial_weights"] == "random", path
+
+
+def test_sections_by_name_are_checked_inside(write):
+    text = """
+buffer:
+  type: ReplayBuffer
+  storage: {frame_stack: {observation.camera: {axis: 1}}}
+  tables: {robot: {capacity: 5}, sim: }
+"""
+    buffer = load(write(ENV + text)).buffer
+    assert buffer.storage.frame_stack["observation.camera"].axis == 1
+    assert (buffer.tables["robot"].capacity, buffer.tables["sim"].capacity) == (5, 1_000_000)
+    assert (
+        load(write(ENV + text), "buffer.tables.robot.capacity=7").buffer.tables["robot"].capacity
+        == 7
+    )
+    for bad, near in (
+        ("buffer: {tables: {robot: {capaciti: 5}}}", "buffer.tables.robot.capacity"),
+        ("buffer: {storage: {frame_stack: {observation: {axes: 1}}}}", "axis"),
+        ("buffer: {rate_limiter: {min_sizes: 1}}", "buffer.rate_limiter.min_size"),
+    ):
+        with pytest.raises(ConfigError, match=f"unknown key .*did you mean '.*{near}'"):
+            load(write(bad))

@@ -120,6 +120,11 @@ class DataContainer:
         return len(self.episode_registry) if self.unit == "episode" else self.size
 
     @property
+    def pushed_units(self) -> int:
+        """Transitions or episodes pushed since the start."""
+        return self.episode_registry.total if self.unit == "episode" else self.pushed_total
+
+    @property
     def room(self) -> int:
         """Transitions that can be pushed before some are overwritten or refused."""
         return self.capacity - self._used
@@ -209,20 +214,21 @@ class DataContainer:
         ends = ends_of(columns, count, lengths)
         if self.unit == "transition":
             place = self._place(count)
-            self._write(place, columns, ends)
+            self._write(place, columns, count, ends)
             self.pushed_total += count
             return place.slots
         written = [_NO_SLOTS]
         for place in self._episode_places(count, np.array([count]) if lengths is None else lengths):
-            self._write(place, columns, ends)
+            self._write(place, columns, count, ends)
             written.append(place.slots)
         self.pushed_total += count
         return np.concatenate(written)
 
     def _place(self, count: int) -> Place:
         """Returns where new transitions go, having emptied the place."""
-        skipped = max(0, count - self.capacity)
-        if skipped:
+        skipped = 0
+        if count > self.capacity:
+            skipped = count - self.capacity
             said = "%d transitions at once for a storage of %d: the oldest are dropped"
             logger.warning(said, count, self.capacity)
         start = 0 if skipped else self.pointer
@@ -234,12 +240,14 @@ class DataContainer:
         else:
             place = Place.run(start, slice(skipped, count), self.capacity)
             self.pointer = (start + kept) % self.capacity
-        if self._holes or 0 < over < kept:
+        if over <= 0 and not self._holes:
+            pass  # the slots were never used, or are empty since
+        elif self._holes or over < kept:
             held = place.slots[self.data_use_counter[place.slots] >= 0]
             self._vacate(held, held)
-        elif over > 0:
+        else:
             self._vacate(place.slots, place.where)
-        self._used = min(self._used + kept, self.capacity)
+        self._used = self.capacity if over > 0 else self._used + kept
         return place
 
     def _victims(self, count: int) -> Slots:
@@ -281,7 +289,7 @@ class DataContainer:
         """Lets slots that hold rows be written anew; `where` is the same, as of `Place`."""
         if self._observations is not None and len(slots):
             self._observations.forget(slots, where, self.data_use_counter)
-        self._follows[where.start - 1 if isinstance(where, slice) else where - 1] = False
+        self._follows[where.start - 1 if type(where) is slice else where - 1] = False
 
     def _release(self, slots: Slots) -> None:
         """Empties slots that hold rows."""
@@ -295,18 +303,28 @@ class DataContainer:
             self.watcher.released(slots)
 
     def _write(
-        self, place: Place, columns: Mapping[str, list[Array]], ends: npt.NDArray[np.bool_]
+        self,
+        place: Place,
+        columns: Mapping[str, list[Array]],
+        count: int,
+        ends: npt.NDArray[np.bool_] | None,
     ) -> None:
         slots, where, rows, breaks = place
-        if len(slots) < len(ends):
-            ends = ends[rows]
+        if len(slots) < count:
+            ends = None if ends is None else ends[rows]
             columns = {name: [leaf[rows] for leaf in leaves] for name, leaves in columns.items()}
         first = self.pushed_total + rows.start
         self.generation[where] = np.arange(first, first + len(slots))
         for name, mine in self._arrays.items():
+            if len(mine) == 1:
+                mine[0][where] = columns[name][0]
+                continue
             for array, new in zip(mine, columns[name], strict=True):
                 array[where] = new
-        ends = breaks | ends
+        if ends is None:
+            ends = breaks
+        elif breaks is not None:
+            ends = breaks | ends
         if self._observations is not None:
             # Episodes are dropped whole, transitions one by one.
             apart = ends if self.unit == "episode" else breaks
@@ -314,7 +332,8 @@ class DataContainer:
             self._observations.write(place, *pair, apart)
         self.changes += 1
         self.data_use_counter[where] = 0
-        self._follows[where] = ~ends
+        self._follows[where] = True if ends is None else ~ends
+        self._follows[place.last] = False
         if self._holes:
             self._holes = self._used - int((self.data_use_counter[: self._used] >= 0).sum())
         self._valid = None
@@ -471,17 +490,28 @@ class DataContainer:
         slots = np.flatnonzero(mine & (self.data_use_counter >= 0))
         if self.unit == "episode":
             slots = self.episode_registry.drop_at(int(slots[0])) if len(slots) else slots
-        self._release(slots)
-        if self.unit == "transition" and len(slots):
-            self._holes += len(slots)
-            self._valid = None
-            if self._used < self.capacity or self.mode == "fixed":
-                # Nothing came after those at the end, so that their slots can be written next.
-                alive = np.flatnonzero(self.data_use_counter[: self._used] >= 0)
-                used = int(alive[-1]) + 1 if len(alive) else 0
-                self._holes -= self._used - used
-                self._used = self.pointer = used
+            self._release(slots)
+        else:
+            self.remove(slots)
         return len(slots)
+
+    def remove(self, slots: Slots) -> None:
+        """Removes single transitions, with unit `transition`.
+
+        Args:
+            slots: Where they are; each holds one.
+        """
+        self._release(slots)
+        if not len(slots):
+            return
+        self._holes += len(slots)
+        self._valid = None
+        if self._used < self.capacity or self.mode == "fixed":
+            # Nothing came after those at the end, so that their slots can be written next.
+            alive = np.flatnonzero(self.data_use_counter[: self._used] >= 0)
+            used = int(alive[-1]) + 1 if len(alive) else 0
+            self._holes -= self._used - used
+            self._used = self.pointer = used
 
     def clear(self) -> None:
         """Drops all transitions; the memory stays allocated."""

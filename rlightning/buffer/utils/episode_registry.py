@@ -11,9 +11,14 @@ _FIRST_LENGTH = 64
 
 
 class EpisodeRegistry:
-    """First slots and lengths of episodes; none of them wraps around the end of the ring."""
+    """First slots and lengths of episodes; none of them wraps around the end of the ring.
+
+    Attributes:
+        total: Episodes added since the start.
+    """
 
     def __init__(self) -> None:
+        self.total = 0
         self._table = np.zeros((2, _FIRST_LENGTH), np.intp)
         self._first = self._end = 0
 
@@ -37,6 +42,7 @@ class EpisodeRegistry:
     def append(self, start: int, lengths: Slots) -> None:
         """Adds episodes that lie one after the other from a slot on."""
         count = len(lengths)
+        self.total += count
         if self._end + count > self._table.shape[1]:
             kept = self._table[:, self._first : self._end]
             table = np.zeros((2, max(2 * kept.shape[1], kept.shape[1] + count)), np.intp)

@@ -45,11 +45,13 @@ def window(flags: npt.NDArray[np.bool_], length: int) -> npt.NDArray[np.bool_]:
 
 def ends_of(
     columns: Mapping[str, list[Array]], count: int, lengths: Slots | None
-) -> npt.NDArray[np.bool_]:
+) -> npt.NDArray[np.bool_] | None:
     """Tells after which of `count` transitions an episode or segment ends, [count].
 
-    Without lengths they are one.
+    Without lengths they are one. None if one ends after the last transition alone.
     """
+    if lengths is None and "truncated" not in columns and "cut" not in columns:
+        return None
     ends = np.zeros(count, np.bool_)
     if "terminated" in columns and "truncated" in columns:
         pairs = zip(columns["terminated"], columns["truncated"], strict=True)

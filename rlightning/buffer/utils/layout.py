@@ -135,8 +135,17 @@ class Layout:
         Raises:
             InvalidRowError: A key is missing or not expected, or a leaf does not fit.
         """
-        if self._single is not None:
-            return [self._single.take(value, lead)]
+        single = self._single
+        if single is not None:
+            if (  # as nearly always, and quicker to see here
+                type(value) is np.ndarray
+                and value.dtype == single.dtype
+                and value.shape == lead + single.shape
+                and lead
+                and not single.bfloat16
+            ):
+                return [value]
+            return [single.take(value, lead)]
         arrays: list[Array] = []
         _flatten(self._tree, value, self._path, lead, arrays)
         return arrays

@@ -39,8 +39,13 @@ class Place(NamedTuple):
     """The same, as a slice where they lie side by side: numpy is several times faster with that."""
     rows: slice
     """Which of the new rows."""
-    breaks: Mask
-    """After which of the rows the next one does not lie in the next slot, [n]."""
+    breaks: Mask | None
+    """After which of the rows the next one does not lie in the next slot, [n]; None: the last."""
+
+    @property
+    def last(self) -> int:
+        """The slot of the last row."""
+        return self.where.stop - 1 if isinstance(self.where, slice) else int(self.slots[-1])
 
     @staticmethod
     def run(start: int, rows: slice, capacity: int) -> Place:
@@ -48,10 +53,8 @@ class Place(NamedTuple):
         count = rows.stop - rows.start
         if start + count > capacity:
             return Place.of(np.arange(start, start + count) % capacity, rows, capacity)
-        breaks = np.zeros(count, np.bool_)
-        breaks[-1] = True
         stop = start + count
-        return Place(np.arange(start, stop), slice(start, stop), rows, breaks)
+        return Place(np.arange(start, stop), slice(start, stop), rows, None)
 
     @staticmethod
     def of(slots: Slots, rows: slice, capacity: int) -> Place:
@@ -140,7 +143,7 @@ class Observations:
         place: Place,
         observation: Sequence[Array],
         following: Sequence[Array],
-        apart: Mask,
+        apart: Mask | None,
     ) -> None:
         """Writes rows; `forget` was called for what the slots held.
 
@@ -149,28 +152,35 @@ class Observations:
             observation: One array [n, ...] per leaf.
             following: Next observations, likewise.
             apart: Which rows do not have the next one in the next slot for as long as they stay,
-                [n].
+                [n]; None: the last.
         """
-        for now, after in zip(observation, following, strict=True):
-            same = _same(after[:-1], now[1:])
+        for leaf, now in enumerate(observation):
+            same = _same(following[leaf][:-1], now[1:])
             if same is not None:
-                apart = apart.copy()
+                apart = last_of(len(now)) if apart is None else apart.copy()
                 apart[:-1] |= ~same
-        rows = apart.nonzero()[0]
-        numbers = self._nexts.put([after.take(rows, axis=0) for after in following])
-        self._next.put(place.slots.take(rows), numbers)
+        if apart is None:
+            self._next[place.last] = self._nexts.put_one([after[-1] for after in following])
+        else:
+            rows = apart.nonzero()[0]
+            numbers = self._nexts.put([after.take(rows, axis=0) for after in following])
+            self._next.put(place.slots.take(rows), numbers)
         if not self._stacks:
-            for mine, now in zip(self._ring, observation, strict=True):
-                mine[place.where] = now
+            for leaf, now in enumerate(observation):
+                self._ring[leaf][place.where] = now
             return
         stacked = {stack.leaf: stack for stack in self._stacks}
         for i, (mine, now) in enumerate(zip(self._ring, observation, strict=True)):
             mine[place.where] = now.take(-1, axis=stacked[i].axis + 1) if i in stacked else now
         self._write_depths(place.slots, place.breaks, observation)
 
-    def _write_depths(self, slots: Slots, breaks: Mask, observation: Sequence[Array]) -> None:
-        follows = np.zeros(len(slots), np.bool_)
-        follows[1:] = ~breaks[:-1]
+    def _write_depths(
+        self, slots: Slots, breaks: Mask | None, observation: Sequence[Array]
+    ) -> None:
+        follows = np.ones(len(slots), np.bool_)
+        follows[0] = False
+        if breaks is not None:
+            follows[1:] = ~breaks[:-1]
         for leaf, axis, _ in self._stacks:
             frames = np.moveaxis(observation[leaf], axis + 1, 1)
             same = _same(frames[1:, :-1], frames[:-1, 1:])
@@ -197,8 +207,10 @@ class Observations:
         if self._stacks or not isinstance(where, slice) or self._next.item(where.start - 1) < 0:
             self._keep(slots, uses)
         held = self._next[where]
-        self._nexts.free(held[held >= 0])
-        self._next[where] = -1
+        numbers = held.take((~held).nonzero()[0])  # those that are not -1
+        if len(numbers):
+            self._nexts.free(numbers)
+            self._next[where] = -1
 
     def _keep(self, slots: Slots, uses: npt.NDArray[np.int32]) -> None:
         """Stores whole what other rows need of slots."""
@@ -231,7 +243,7 @@ class Observations:
     def read(self, slots: Slots) -> tuple[list[Array], list[Array]]:
         """Returns copies of the observations and next observations of slots, [n, ...] per leaf."""
         numbers = self._next.take(slots)
-        apart = (numbers >= 0).nonzero()[0]
+        apart = (~numbers).nonzero()[0]  # those that are not -1
         after = slots + 1
         if self._stacks:
             after[apart] = slots[apart]  # any slot that holds a row
@@ -290,6 +302,13 @@ def _stacks(layout: Layout, frame_stack: Mapping[str, int]) -> list[_Stack]:
             )
         stacks.append(_Stack(index, axis % len(shape), shape[axis]))
     return stacks
+
+
+def last_of(count: int) -> Mask:
+    """Returns a mask of so many rows in which the last one is set."""
+    mask = np.zeros(count, np.bool_)
+    mask[-1] = True
+    return mask
 
 
 def _outside(slots: Slots, others: Slots) -> Mask:

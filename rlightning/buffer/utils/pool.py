@@ -57,6 +57,22 @@ class Pool:
             mine[where] = new
         return numbers
 
+    def put_one(self, arrays: Sequence[Array]) -> int:
+        """Copies one value; returns its number.
+
+        Args:
+            arrays: One array [...] per leaf.
+        """
+        if self._free:
+            number = self._free.pop()
+        else:
+            number = self._used
+            self._used += 1
+            self._grow(self._used)
+        for leaf, new in enumerate(arrays):
+            self._arrays[leaf][number] = new
+        return number
+
     def get(self, leaf: int, numbers: Numbers) -> Array:
         """Returns copies of one leaf of values, [n, ...]."""
         return self._arrays[leaf].take(numbers, axis=0)

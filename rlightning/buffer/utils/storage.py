@@ -312,6 +312,14 @@ class Storage:
     def _close(self, group: Group) -> None:
         group.cut()
 
+    @property
+    def max_items(self) -> int:
+        """How many items can be stored together at most; 0 means any number.
+
+        Only one where storing it may still fail, so that none is stored of others before it.
+        """
+        return 1 if self.container.mode == "fixed" or self._postprocess_fn is not None else 0
+
     def prepare(self, env_id: str, items: Sequence[Item]) -> Prepared:
         """Checks items that shall be stored together, and that there is memory for them.
 

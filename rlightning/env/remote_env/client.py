@@ -38,12 +38,13 @@ class AttachStatus:
     """What a client has done so far.
 
     Attributes:
-        state: `connecting`, `running` or `resetting`.
+        state: `connecting`, `running` or `resetting`; `ended` once `run` has.
         steps: Env steps; every row counts.
         episodes: Finished episodes.
         reconnects: Times that the connection was lost and made again.
         env_errors: Times that the env failed and was reset.
         policy_version: Version of the weights that answered last; 0 before.
+        trouble: Why it is still connecting, as far as it is known; else empty.
     """
 
     state: str
@@ -52,6 +53,7 @@ class AttachStatus:
     reconnects: int
     env_errors: int
     policy_version: int
+    trouble: str = ""
 
 
 class RemoteEnvClient:
@@ -112,6 +114,7 @@ class RemoteEnvClient:
         )
         self._of_interest = InfoFilter(self.env.config.info_keys)
         self._started = False
+        self._ended = False
         self._link: AttachLink | None = None
         self._stopping: asyncio.Event | None = None
         self._stop_asked = False
@@ -125,13 +128,15 @@ class RemoteEnvClient:
         link = self._link
         resetting = self._group.activity.state == CLIENT_STATE_RESETTING
         connected = link is not None and link.connected
+        state = "resetting" if resetting else "running" if connected else "connecting"
         return AttachStatus(
-            state="resetting" if resetting else "running" if connected else "connecting",
+            state="ended" if self._ended else state,
             steps=self._group.env_steps,
             episodes=self._log.cursor,
             reconnects=max(0, link.welcomes - 1) if link is not None else 0,
             env_errors=self._env_errors,
             policy_version=self._policy_version,
+            trouble="" if link is None or self._ended else link.trouble,
         )
 
     def is_finish(self) -> bool:
@@ -152,12 +157,8 @@ class RemoteEnvClient:
             self._loop = LoopThread("rlightning-attach")
         job = self._loop.submit(self._run())
         try:
-            self._thread.run_until_done(job)
+            self._thread.run_until_done(job, self.stop)
         except KeyboardInterrupt:
-            self.stop()
-            # What the env was doing is lost; the server is told all the same.
-            with suppress(Exception):
-                self._thread.run_until_done(job)
             self.close()
             raise
 
@@ -188,7 +189,7 @@ class RemoteEnvClient:
         self.close()
 
     async def _run(self) -> None:
-        group, self._stopping = self._group, asyncio.Event()
+        group, self._stopping, self._ended = self._group, asyncio.Event(), False
         if not self._started:
             await group.start()
             self._started = True
@@ -200,7 +201,7 @@ class RemoteEnvClient:
             if await self._connected(link):
                 await self._drive(link)
         finally:
-            self._stopping, self._stop_asked = None, False
+            self._stopping, self._stop_asked, self._ended = None, False, True
             await link.close()
 
     async def _connected(self, link: AttachLink) -> bool:

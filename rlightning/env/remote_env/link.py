@@ -65,6 +65,12 @@ class AttachLink:
         """Whether a server is there right now."""
         return self._session.connected
 
+    @property
+    def trouble(self) -> str:
+        """Why no server is there right now, as far as it is known; empty while one is."""
+        error = None if self.connected else self._session.last_error
+        return "" if error is None else str(error)
+
     async def start(self, timeout_s: float) -> None:
         """Opens the session.
 

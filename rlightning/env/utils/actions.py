@@ -125,7 +125,8 @@ class ActionFitter:
             valid &= array == np.trunc(array)
         if not valid.all():
             raise self._bad_row(name, array, valid, f"is not in {space}")
-        return array.astype(space.dtype, copy=False), None
+        # Without rows a choice is a number: envs look it up in tables.
+        return array.astype(space.dtype, copy=False)[()], None
 
     def _by_row(self, mask: BoolRows) -> BoolRows:
         return mask.reshape(self._rows or 1, -1)

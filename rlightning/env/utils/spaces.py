@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -73,19 +73,45 @@ def one_row(value: Any, position: int) -> Any:
     return np.array(value[position])
 
 
-def mismatch(
-    space: gym.Space[Any], value: Any, *, rows: int | None = None, name: str = "observation"
-) -> str | None:
-    """Returns how a value differs from its space in keys, shape or kind of dtype, if it does.
+def row_of(space: gym.Space[Any], value: Any, row: int) -> Any:
+    """Returns one row of a value with a leading dimension, as the space has it; copied.
 
-    Bounds are not looked at, and a number that fits the dtype without changing its kind (float64
-    for float32) is accepted.
+    Args:
+        space: Space of one row.
+        value: What `stack` returns, or a batch of gymnasium's.
+        row: Which one.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        return {key: row_of(child, value[key], row) for key, child in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        pairs = zip(space.spaces, value, strict=True)
+        return tuple(row_of(child, part, row) for child, part in pairs)
+    if _has_no_shape(space):
+        return value[row]
+    if isinstance(space, gym.spaces.Discrete):
+        return np.asarray(value, space.dtype)[row]
+    return np.array(value[row], dtype=space.dtype)
+
+
+def mismatch(
+    space: gym.Space[Any],
+    value: Any,
+    *,
+    rows: int | None = None,
+    name: str = "observation",
+    exact: bool = False,
+) -> str | None:
+    """Returns how a value differs from its space in keys, shape or dtype, if it does.
+
+    Bounds are not looked at.
 
     Args:
         space: Space of one row.
         value: A value of it, or of all rows.
         rows: Length of the leading dimension; None: there is none.
         name: What to call the value.
+        exact: Whether arrays need the dtype of the space; else one of its kind is accepted, such as
+            float64 for float32.
     """
     if isinstance(space, gym.spaces.Dict):
         if not isinstance(value, Mapping):
@@ -93,12 +119,13 @@ def mismatch(
         if value.keys() != space.spaces.keys():
             return f"{name}: expected keys {sorted(space.spaces)}, got {sorted(value)}"
         children = [(child, value[key], f"{name}.{key}") for key, child in space.items()]
-        return _first_mismatch(children, rows)
+        return _first_mismatch(children, rows, exact)
     if isinstance(space, gym.spaces.Tuple):
         if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
             return f"{name}: expected {len(space.spaces)} parts, got {_show(value)}"
         pairs = zip(space.spaces, value, strict=True)
-        return _first_mismatch([(s, v, f"{name}[{i}]") for i, (s, v) in enumerate(pairs)], rows)
+        parts = [(s, v, f"{name}[{i}]") for i, (s, v) in enumerate(pairs)]
+        return _first_mismatch(parts, rows, exact)
     if _has_no_shape(space):
         items = (value,) if rows is None else value
         if not isinstance(items, (tuple, list)) or len(items) != (rows or 1):
@@ -107,13 +134,18 @@ def mismatch(
         return f"{name}: expected {space}, got {_show(wrong[0])}" if wrong else None
     array, shape = np.asarray(value), space.shape or ()
     shape = shape if rows is None else (rows, *shape)
-    if array.shape == shape and np.can_cast(array.dtype, space.dtype, "same_kind"):  # type: ignore[arg-type]
+    casting: Literal["equiv", "same_kind"] = "equiv" if exact else "same_kind"
+    if array.shape == shape and np.can_cast(array.dtype, space.dtype, casting):  # type: ignore[arg-type]
         return None
     return f"{name}: expected {space.dtype}{list(shape)}, got {_show(value)}"
 
 
-def _first_mismatch(parts: list[tuple[gym.Space[Any], Any, str]], rows: int | None) -> str | None:
-    texts = (mismatch(space, value, rows=rows, name=name) for space, value, name in parts)
+def _first_mismatch(
+    parts: list[tuple[gym.Space[Any], Any, str]], rows: int | None, exact: bool
+) -> str | None:
+    texts = (
+        mismatch(space, value, rows=rows, name=name, exact=exact) for space, value, name in parts
+    )
     return next((text for text in texts if text), None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from rlightning.utils.config.base import Config
+from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, check_address
 from rlightning.utils.config.services import ServicesConfig
 
 # Backends whose adapter hosts many sub-envs in one env, and those that host exactly one.
@@ -102,6 +104,66 @@ class StorageConfig(Config):
         return self
 
 
+class RateLimiterConfig(Config):
+    """How inserting and sampling hold each other back, in transitions or what `storage.unit` says.
+
+    Attributes:
+        min_size: What must be stored before anything is sampled.
+        samples_per_insert: How often each one shall be sampled, on average; None: as it happens.
+        error_buffer: How far `inserted * samples_per_insert - sampled` may be from its value at
+            `min_size`, in samples, before inserts (above) or samples (below) wait.
+        queue_size: Makes the table a queue instead: each transition is sampled once, in order, and
+            inserts wait while so many are there.
+    """
+
+    min_size: int = Field(default=1, ge=1)
+    samples_per_insert: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    error_buffer: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    queue_size: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def check_mode(self) -> Self:
+        """Refuses a mixture of the two modes, and a band that lets nothing through."""
+        bounds = self.samples_per_insert is not None or self.min_size != 1
+        if self.queue_size is not None and bounds:
+            raise ValueError(
+                "queue_size: a queue has neither min_size nor samples_per_insert, since each "
+                "transition is sampled once"
+            )
+        if (self.samples_per_insert is None) != (self.error_buffer is None):
+            raise ValueError("samples_per_insert and error_buffer: expected both or neither")
+        if self.samples_per_insert is not None and self.error_buffer is not None:
+            least = max(1.0, self.samples_per_insert)
+            if self.error_buffer < least:
+                raise ValueError(
+                    f"error_buffer: expected at least {least:g}, or neither side could ever move, "
+                    f"got {self.error_buffer:g}"
+                )
+        return self
+
+
+class FunctionsConfig(Config):
+    """Functions of the buffer by name, each as `module:function`; None: the default.
+
+    They are the arguments of `DataBuffer` of the same names, and never come from a client.
+
+    Attributes:
+        obs_preprocessor: Transforms observations.
+        reward_preprocessor: Transforms rewards.
+        env_ret_preprocess_fn: Replaces `default_env_ret_preprocess_fn`.
+        policy_resp_preprocess_fn: Replaces `default_policy_resp_preprocess_fn`.
+        preprocess_fn: Replaces `default_preprocess_fn`.
+        postprocess_fn: Replaces `default_postprocess_fn`; a ReplayBuffer has it.
+    """
+
+    obs_preprocessor: str | None = None
+    reward_preprocessor: str | None = None
+    env_ret_preprocess_fn: str | None = None
+    policy_resp_preprocess_fn: str | None = None
+    preprocess_fn: str | None = None
+    postprocess_fn: str | None = None
+
+
 class BufferConfig(Config):
     """Configuration of the data buffer.
 
@@ -126,6 +188,13 @@ class BufferConfig(Config):
             the memory of the machine, or of its container.
         producer_timeout_s: Seconds without an insert after which the learner is told which producer
             is silent.
+        rate_limiter: How inserting and sampling hold each other back, for a ReplayBuffer of a
+            server; None: they do not.
+        functions: Preprocess and postprocess functions by name.
+        tables: The tables of a buffer server by name, each with what it has otherwise than this
+            section: a key there replaces the same key here as a whole. `max_bytes` is what all
+            tables share; those that name none of their own get equal parts of the rest. Empty:
+            one table, `default`, as this section says.
     """
 
     type: Literal["ReplayBuffer", "RolloutBuffer"]
@@ -140,13 +209,68 @@ class BufferConfig(Config):
     columns: list[Literal["ts_observed_ns", "action_age"]] = Field(default_factory=list)
     max_bytes: int | None = Field(default=None, ge=1)
     producer_timeout_s: float = Field(default=60.0, gt=0)
+    rate_limiter: RateLimiterConfig | None = None
+    functions: FunctionsConfig = Field(default_factory=FunctionsConfig)
+    tables: dict[str, TableConfig] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_tables(cls, data: Any) -> Any:
+        """Gives each table what it does not name itself."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("tables"), Mapping):
+            return data
+        common = {key: value for key, value in data.items() if key not in _OF_ALL_TABLES}
+        tables = {
+            name: {**common, **(own or {})} if own is None or isinstance(own, Mapping) else own
+            for name, own in data["tables"].items()
+        }
+        return {**data, "tables": tables}
+
+    @field_validator("tables")
+    @classmethod
+    def check_tables(cls, tables: dict[str, TableConfig]) -> dict[str, TableConfig]:
+        """Refuses names that nobody could ask for, and tables within tables."""
+        for name, table in tables.items():
+            if not _TABLE_NAME.fullmatch(name):
+                raise ValueError(f"expected names of 1 to 64 of A-Za-z0-9._-, got {name!r}")
+            if table.tables:
+                raise ValueError(f"{name}: a table has no tables of its own")
+        return tables
 
     @model_validator(mode="after")
     def setup_default_sampler(self) -> Self:
         """Chooses the sampler that fits the type when none was given."""
+        limiter = self.rate_limiter
+        queue = limiter is not None and limiter.queue_size is not None
         if self.sampler is None:
-            self.sampler = SamplerConfig(type="uniform" if self.type == "ReplayBuffer" else "all")
+            ordered = queue or self.type == "RolloutBuffer"
+            self.sampler = SamplerConfig(type="all" if ordered else "uniform")
+        if limiter is not None and self.type == "RolloutBuffer":
+            raise ValueError("rate_limiter: needs a ReplayBuffer; max_rollouts limits rollouts")
+        if queue and self.sampler.type != "all":
+            raise ValueError(
+                "rate_limiter.queue_size: a queue is sampled in its order; leave sampler out, got "
+                f"'{self.sampler.type}'"
+            )
         return self
+
+
+class TableConfig(BufferConfig):
+    """One table of a buffer server.
+
+    Attributes:
+        envs: Ids of the envs whose rows an env server inserts here, as patterns such as `robot-*`;
+            the rows of an env go to every table that names it.
+    """
+
+    envs: list[str] = Field(default_factory=lambda: ["*"])
+
+
+# What a table does not take over from the section.
+_OF_ALL_TABLES = frozenset({"tables", "max_bytes", "envs"})
+_TABLE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+BufferConfig.model_rebuild()
 
 
 class EnvConfig(Config):
@@ -157,7 +281,8 @@ class EnvConfig(Config):
         backend: Adapter that hosts it, such as `gymnasium`, or `module:Class` of a `BaseEnv`.
         task: What the adapter shall make; for gymnasium the env's id, `module:Id` imports `module`
             first.
-        num_workers: Env workers, each with `num_envs` sub-envs.
+        num_workers: Env workers, each with `num_envs` sub-envs; 0 hosts none, for a cluster whose
+            envs attach.
         num_envs: Sub-envs in one worker.
         max_episode_steps: Steps after which an episode is truncated; None: the env's own limit.
         num_cpus: CPUs of a remote worker.
@@ -171,12 +296,21 @@ class EnvConfig(Config):
         vectorization_mode: Who steps the sub-envs, in gymnasium's words: `sync` one after the
             other, `async` each in a process of its own, `vector_entry_point` a vector env that
             the task brings; `auto` the latter where it gives what single envs do, else `sync`.
+        driver: Who steps it at an env server: the `actor` loop there, or an `external` program
+            through `EnvService.Step`.
+        address: Of backend `env_server`: the env server to dial; None: it listens itself.
+        auth: What is shown to that server, and expected of it.
+        listen: Of backend `env_server` without `address`: where it listens for clients that attach;
+            an address, or a mapping as in `services`. Port 0 lets the system choose.
+        zmq_port: Documented; the port of `listen`.
+        min_clients: Of backend `env_server`: how many envs have to be there before the first reset.
+        clients_timeout_s: Seconds that are waited for them.
     """
 
     name: str
     backend: str
     task: str
-    num_workers: int = Field(default=1, ge=1)
+    num_workers: int = Field(default=1, ge=0)
     num_envs: int = Field(default=1, ge=1)
     max_episode_steps: int | None = Field(default=None, ge=1)
     num_cpus: int = 1
@@ -188,6 +322,25 @@ class EnvConfig(Config):
     seed: int | None = None
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
     vectorization_mode: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
+    driver: Literal["actor", "external"] = "actor"
+    address: str | None = None
+    auth: ClientAuthConfig | None = None
+    listen: ListenConfig = Field(default_factory=ListenConfig)
+    zmq_port: int | None = Field(default=None, ge=0, le=65535)
+    min_clients: int = Field(default=1, ge=1)
+    clients_timeout_s: float = Field(default=60.0, gt=0)
+
+    @field_validator("listen", mode="before")
+    @classmethod
+    def make_listener(cls, listen: Any) -> Any:
+        """Makes an address a listener."""
+        return {"address": listen} if isinstance(listen, str) else listen
+
+    @field_validator("address")
+    @classmethod
+    def check_address(cls, address: str | None) -> str | None:
+        """Refuses what nobody can dial."""
+        return None if address is None else check_address(address)
 
     @model_validator(mode="after")
     def check_backend(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -69,10 +69,17 @@ class EnvServiceConfig(ServiceConfig):
             answer, so that stepping overlaps inference; a worker with one sub-env has one group.
         step_inline_below_us: Env steps whose measured median is below this, in microseconds, run on
             the event loop, since handing them to a thread would cost more; 0 hands over all.
+        attached_driver: Who steps the envs that clients attach: the `actor` loop, or an `external`
+            program through `EnvService.Step`.
+        min_clients: How many clients have to be attached before any env is stepped.
+        clients_timeout_s: Seconds within which they have to be there; the server fails if not.
     """
 
     pipeline_depth: int = Field(default=2, ge=1)
     step_inline_below_us: int = Field(default=200, ge=0)
+    attached_driver: Literal["actor", "external"] = "actor"
+    min_clients: int = Field(default=0, ge=0)
+    clients_timeout_s: float = Field(default=60.0, gt=0)
 
 
 class ServicesConfig(Config):

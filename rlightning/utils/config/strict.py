@@ -28,7 +28,12 @@ def unknown_keys(
             yield here, model
         elif not is_open(key):
             child = _OVERRIDES.get(key) or section_model(field.annotation)
-            if child is not None:
+            if child is None:
+                continue
+            if is_by_name(field.annotation) and isinstance(value, Mapping):
+                for name, section in value.items():
+                    yield from _unknown_in_value(child, section, (*here, str(name)))
+            else:
                 yield from _unknown_in_value(child, value, here)
 
 
@@ -46,6 +51,11 @@ def _unknown_in_value(
 def is_open(field: str) -> bool:
     """Whether a field of this name takes any key."""
     return field in _OPEN_FIELDS or field.endswith("_kwargs")
+
+
+def is_by_name(annotation: Any) -> bool:
+    """Whether an annotation is that of sections by names that the user chooses."""
+    return typing.get_origin(annotation) is dict
 
 
 def section_model(annotation: Any) -> type[Config] | None:
@@ -91,7 +101,8 @@ def declared_keys(model: type[Config], prefix: str = "") -> Iterator[str]:
     nested = []
     for name, field in model.model_fields.items():
         yield prefix + name
-        child = None if is_open(name) or name in _OVERRIDES else section_model(field.annotation)
+        chosen = is_open(name) or name in _OVERRIDES or is_by_name(field.annotation)
+        child = None if chosen else section_model(field.annotation)
         if child is not None:
             nested.append((child, f"{prefix}{name}."))
     for child, child_prefix in nested:

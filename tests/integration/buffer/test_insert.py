@@ -161,7 +161,7 @@ async def test_a_full_buffer_withholds_acks_until_a_rollout_is_acked() -> None:
     env = ScriptedEnv(2)
     async with (
         buffer_server(rollout_length=4, max_rollouts=2) as buffers,
-        inserting(buffers.address, env.meta, window_messages=3) as client,
+        inserting(buffers.address, env.meta, window_items=3) as client,
         sampling(buffers.address) as learner,
         acting((client, env)),
     ):
@@ -184,16 +184,16 @@ async def test_at_the_end_nobody_waits_for_room() -> None:
     env = ScriptedEnv(2)
     async with (
         buffer_server(rollout_length=4, max_rollouts=2) as buffers,
-        inserting(buffers.address, env.meta, window_messages=3) as client,
+        inserting(buffers.address, env.meta, window_items=3) as client,
     ):
         writing = asyncio.create_task(keep_acting(client, env))
         # 2 rollouts of 4 and the observation after them; then a full window.
         await assert_eventually(lambda: client.acked == 9)
         assert not writing.done()
         client.stop_waiting_for_room()
-        with pytest.raises(StorageFullError, match="no room for the last 3 messages"):
+        with pytest.raises(StorageFullError, match="no room for the last 3 items"):
             await writing
-        with pytest.raises(StorageFullError, match="no room for the last 3 messages"):
+        with pytest.raises(StorageFullError, match="no room for the last 3 items"):
             await client.flush(5)
         assert client.acked == 9
 
@@ -202,7 +202,7 @@ async def test_what_there_is_room_for_is_acked_at_the_end_too() -> None:
     env = ScriptedEnv(2)
     async with (
         buffer_server(rollout_length=4, max_rollouts=1000) as buffers,
-        inserting(buffers.address, env.meta, window_messages=3) as client,
+        inserting(buffers.address, env.meta, window_items=3) as client,
     ):
         client.stop_waiting_for_room()
         await act(client, env, 200)
@@ -270,7 +270,10 @@ async def test_a_row_that_does_not_fit_is_refused_and_the_session_lives_on() -> 
 async def test_nothing_is_joined_across_a_refused_item() -> None:
     """Not even by a row that ends its episode, whose number of steps is not told."""
     env = ScriptedEnv(1, lambda row, episode: (3, True))
-    async with buffer_server() as buffers, inserting(buffers.address, env.meta) as client:
+    async with (
+        buffer_server() as buffers,
+        inserting(buffers.address, env.meta, window_items=1) as client,
+    ):
         for step in range(6):
             env_ret = env.step() if step else env.reset()
             response = answer(env_ret)
@@ -340,7 +343,7 @@ async def test_describe_clear_and_truncate() -> None:
     env = ScriptedEnv(2)
     async with (
         buffer_server(rollout_length=4) as buffers,
-        inserting(buffers.address, env.meta) as client,
+        inserting(buffers.address, env.meta, window_items=1) as client,
         asking(buffers.address) as asker,
     ):
         await act(client, env, 5, last=False)

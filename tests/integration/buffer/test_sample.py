@@ -267,14 +267,15 @@ async def test_a_producer_that_leaves_for_good_is_not_waited_for() -> None:
     async with (
         buffer_server() as buffers,
         inserting(buffers.address, one.meta) as client,
+        inserting(buffers.address, two.meta) as other,
         sampling(buffers.address) as learner,
         acting((client, one)),
     ):
-        async with inserting(buffers.address, two.meta) as other:
-            await act(other, two, 3)
-            await other.flush(5)
-            with pytest.raises(DeadlineExceededError):
-                await learner.next_batch(0.2)
+        await act(other, two, 3)
+        await other.flush(5)
+        with pytest.raises(DeadlineExceededError):
+            await learner.next_batch(0.2)
+        await other.close()
         assert (await learner.next_batch(5)).metadata["env_ids"] == ["one"]
         assert buffers.table.buffer.counters.discarded == 6
 

@@ -11,10 +11,9 @@ import pytest
 
 from rlightning.buffer.remote_buffer import BufferClient, SampleClient
 from rlightning.env.remote_client import EnvClient
-from rlightning.errors import InvalidRequestError, PreconditionError, RemoteError
+from rlightning.errors import ConfigError, InvalidRequestError, PreconditionError, RemoteError
 from rlightning.policy import PolicyClient, build_policy, policy_weights
 from rlightning.policy.weights import dump_weights
-from rlightning.rpc.channel import connect
 from rlightning.rpc.server import serve
 from rlightning.services.buffer_server.servicer import BufferService
 from rlightning.services.env_server.servicer import EnvService
@@ -126,6 +125,36 @@ async def test_actors_step_and_episodes_come_once_to_each_cursor():
             await client.describe(-1)
 
 
+async def test_rows_go_to_the_tables_that_name_their_env():
+    tables = {
+        "default": {"type": "RolloutBuffer", "envs": ["cart-0-0"]},
+        "replay": {"type": "ReplayBuffer", "auto_truncate_episode": True},
+    }
+    async with env_server(buffer_config={**ROOMY, "tables": tables}) as (_, service):
+        address = service._config.services.buffer.dial_address
+        async with BufferClient(address) as asker:
+
+            async def stored():
+                status = await asker.describe()
+                return all(table.size > 20 for table in status.tables.values())
+
+            await assert_eventually(stored, 30)
+            stats = (await asker.describe()).stats["tables"]
+            assert stats["default"]["producers"].keys() == {"cart-0-0"}
+            assert stats["replay"]["producers"].keys() == {"cart-0-0", "cart-0-1"}
+
+
+async def test_an_env_that_no_table_names_ends_the_start():
+    tables = {"other": {"envs": ["robot-*"]}}
+    service = EnvService(main_config(buffer_config={**ROOMY, "tables": tables}))
+    server = await serve(service)
+    try:
+        with pytest.raises(ConfigError, match="none has envs that match 'cart-0-0'"):
+            await server.ready()
+    finally:
+        await server.stop(grace_s=1)
+
+
 async def test_actors_are_paused_and_started():
     async with env_server() as (client, service):
 
@@ -166,13 +195,6 @@ async def test_envs_take_commands_only_while_actors_are_paused():
             await client.control("pause", env=command)
         await client.control("start")
         assert not service.failure.done()
-
-
-async def test_unserved_methods_say_so():
-    async with env_server(upstream=False) as (client, _), connect(client.address) as channel:
-        for method in ("Step",):
-            call = channel.stream_stream(f"/rlightning.v1.EnvService/{method}")()
-            assert (await call.code()).name == "UNIMPLEMENTED"
 
 
 async def test_an_actor_that_gives_up_fails_the_service():

@@ -34,7 +34,7 @@ async def test_a_message_that_was_stored_and_not_acked_is_stored_once(tmp_path: 
         services.wait_serving()
         address = services.addresses["buffer"]
         async with (
-            InsertClient(address, spec=env.meta, rpc=FAST) as writer,
+            InsertClient(address, spec=env.meta, rpc=FAST, window_items=3) as writer,
             BufferClient(address, rpc=FAST) as asked,
         ):
             dying = asyncio.ensure_future(die_and_come_back(services, "buffer"))

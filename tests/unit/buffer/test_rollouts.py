@@ -184,8 +184,8 @@ def test_rows_that_run_ahead_of_a_stuck_one_lose_what_goes_beyond() -> None:
         assert buffer.has_room(prepared)
         buffer.commit(prepared)
         env_ret = env.step()
-    assert buffer.counters.completed == 4
-    assert buffer.counters.lost == 7
+    assert buffer.counters.completed == 5  # the last of them where a message would end
+    assert buffer.counters.lost == 6
 
 
 def test_envs_that_do_not_fit_together_are_refused() -> None:
@@ -248,5 +248,5 @@ def test_a_message_larger_than_all_rollouts_is_refused() -> None:
     buffer = rollouts(env, length=1, most=2)
     env_ret = env.reset()
     items = [Item(env_ret, PolicyResponse("env", action=np.zeros(1)))] * 3
-    with pytest.raises(InvalidRowError, match="3 items at once; the rollouts hold 2"):
+    with pytest.raises(InvalidRowError, match="3 items at once; a rollout takes 1"):
         buffer.prepare("env", items)

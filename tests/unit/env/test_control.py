@@ -1,8 +1,11 @@
-"""Branches of an actor control."""
+"""Branches of an actor control, and quorums."""
 
 from __future__ import annotations
 
-from rlightning.env.control import ActorControl
+import pytest
+
+from rlightning.env.control import ActorControl, Quorum
+from rlightning.errors import DeadlineExceededError
 
 
 async def test_a_branch_follows_and_may_stop_alone():
@@ -23,3 +26,15 @@ async def test_a_branch_follows_and_may_stop_alone():
     control.stop()
     assert second.stopping
     assert control.branch().stopping
+
+
+async def test_a_quorum_is_reached_once_and_for_all():
+    quorum = Quorum(2, 0.05, "some.key")
+    quorum.count(1)
+    with pytest.raises(DeadlineExceededError, match=r"1 of 2 clients .* 0.05 s \(some.key\)"):
+        await quorum.wait()
+    quorum.count(2)
+    quorum.count(0)
+    assert quorum.reached
+    await quorum.wait()
+    await Quorum(0, 0.0, "some.key").wait()

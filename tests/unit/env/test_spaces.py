@@ -9,6 +9,7 @@ import pytest
 from rlightning.env.utils.spaces import (
     as_declared,
     mismatch,
+    row_of,
     same_structure,
     stack,
     structure,
@@ -93,3 +94,33 @@ def test_structures():
     assert not same_structure({"a": (2,)}, {"b": (2,)}, rows=(1, 1))
     assert not same_structure([(2,)], [(2,), ()], rows=(1, 1))
     assert not same_structure({"a": ()}, (), rows=(1, 1))
+
+
+def test_an_exact_match_wants_the_dtype():
+    space = gym.spaces.Dict({"a": gym.spaces.Box(0, 1, (2,), np.float32)})
+    value = {"a": np.zeros((3, 2))}
+    assert mismatch(space, value, rows=3) is None
+    said = mismatch(space, value, rows=3, exact=True)
+    assert said == "observation.a: expected float32[3, 2], got float64[3, 2]"
+    assert mismatch(space, {"a": value["a"].astype(np.float32)}, rows=3, exact=True) is None
+
+
+def test_a_row_of_a_stack_is_what_went_in():
+    space = gym.spaces.Dict(
+        {
+            "box": gym.spaces.Box(-1, 1, (2,), np.float64),
+            "parts": gym.spaces.Tuple((gym.spaces.Discrete(4), gym.spaces.Text(5))),
+            "bits": gym.spaces.MultiBinary(3),
+        }
+    )
+    space.seed(2)
+    items = [space.sample() for _ in range(3)]
+    batch = stack(space, items)
+    for row, item in enumerate(items):
+        got = row_of(space, batch, row)
+        np.testing.assert_array_equal(got["box"], item["box"])
+        np.testing.assert_array_equal(got["bits"], item["bits"])
+        assert got["parts"] == item["parts"]
+        assert isinstance(got["parts"][0], np.int64)
+        got["box"][:] = 9
+        assert batch["box"][row, 0] != 9

@@ -1,0 +1,80 @@
+"""Several items in one message of a writer: a message costs much the same whatever it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.wire.splice import varint
+
+_INSERT = bytes((pb.InsertRequest.INSERT_FIELD_NUMBER << 3 | 2,))
+_ITEM = bytes((pb.InsertItems.ITEMS_FIELD_NUMBER << 3 | 2,))
+# What a message has beside its items and the name of the table: number, epoch, lengths, stamps.
+_ENVELOPE_BYTES = 256
+
+
+class InsertMessage:
+    """The items of the next message, encoded.
+
+    Attributes:
+        items: How many there are.
+        leaves: How many values they hold.
+        item_bytes: Size of all of them, in bytes.
+    """
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._table = b""
+        self._parts: list[Any] = []
+        self.items = self.leaves = self.item_bytes = 0
+
+    @property
+    def envelope_bytes(self) -> int:
+        """What the message has beside its items at most, in bytes."""
+        return _ENVELOPE_BYTES + len(self._table)
+
+    @property
+    def table(self) -> str:
+        """The table that all items go to; empty means those of the hello."""
+        return self._name
+
+    @table.setter
+    def table(self, name: str) -> None:
+        assert not self.items
+        self._name, self._table = name, pb.InsertItems(table=name).SerializeToString()
+
+    def add(self, item: Sequence[Any], nbytes: int, leaves: int) -> None:
+        """Adds an item.
+
+        Args:
+            item: The encoded item in pieces, which must not change before `freeze` or `take`.
+            nbytes: Size of all of them.
+            leaves: How many values it holds.
+        """
+        head = _ITEM + varint(nbytes)
+        self._parts.append(head)
+        self._parts.extend(item)
+        self.item_bytes += len(head) + nbytes
+        self.items += 1
+        self.leaves += leaves
+
+    def freeze(self) -> None:
+        """Copies what was added, which may change from now on."""
+        self._parts = [b"".join(self._parts)]
+
+    def take(self, request: pb.InsertRequest, seq: int, epoch: int) -> bytes:
+        """Returns the encoded message, and begins the next one.
+
+        Args:
+            request: Its stamps.
+            seq: Its number.
+            epoch: The session's.
+        """
+        numbers = pb.InsertItems(seq=seq, epoch=epoch).SerializeToString()
+        length = len(numbers) + self.item_bytes + len(self._table)
+        head = (_INSERT, varint(length), numbers)
+        data = b"".join((*head, *self._parts, self._table, request.SerializeToString()))
+        self._parts.clear()
+        self.items = self.leaves = self.item_bytes = 0
+        return data

@@ -1,0 +1,407 @@
+"""The server's side of attached envs: clients bring them, and an actor or a driver steps them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rlightning.env.episodes import EpisodeLog, RowCounter
+from rlightning.env.utils.infos import InfoFilter
+from rlightning.env.utils.spaces import all_finite, mismatch
+from rlightning.errors import CodecError, EnvError, InvalidRequestError, PreconditionError
+from rlightning.rpc.activity import Activity
+from rlightning.rpc.protocol import Arrival, stamp
+from rlightning.rpc.session import Session, SessionHandler
+from rlightning.rpc.spec import check_spec
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.v1 import env_service_pb2 as pb
+from rlightning.wire import Reader, Writer, fill_policy_response, read_env_ret
+
+PREFIX = "attached/"
+"""What the id of an attached group begins with; the rest is the id of its client."""
+
+# Steps of one client that wait to be stored; one that sends more is read no further.
+_MAX_WAITING = 64
+
+Store = Callable[[EnvRet], Awaitable[None]]
+
+
+class AttachedGroup:
+    """The env of one client as a group of rows: an `EnvPort` whose steps happen elsewhere.
+
+    `step` sends the answer to the client and waits for what its env returns. A step is taken once,
+    however often it comes, and the answer to the last one is kept to be sent again. The env resets
+    itself, at the client. Belongs to one event loop.
+
+    Args:
+        session: The client's session; outlives cuts.
+        log: Takes finished episodes.
+        counted: Told how many env steps were taken; every row counts.
+
+    Attributes:
+        env_id: Id of the group.
+        meta: Spaces and number of rows.
+        activity: Whether it waits for the client, and since when.
+        store: Takes the EnvRets that want no answer; set before the first. None: `step` and `reset`
+            hand these out like the others, and what they are answered with goes nowhere.
+        failure: Why nobody drives it any more; None while somebody does.
+
+    Raises:
+        InvalidRequestError: The client did not say its spaces and rows.
+    """
+
+    def __init__(self, session: Session, log: EpisodeLog, counted: Callable[[int], None]) -> None:
+        spec = session.spec
+        if spec is None or not spec.num_envs or spec.num_envs < 1:
+            raise InvalidRequestError("hello needs a spec with the number of rows, num_envs")
+        spaces = spec.observation_space, spec.action_space
+        if not all(isinstance(space, gym.Space) for space in spaces):
+            raise InvalidRequestError("hello needs a spec with one observation and action space")
+        self.env_id = PREFIX + session.client_id
+        self.meta = replace(spec, env_id=self.env_id)
+        self.activity = Activity()
+        self.store: Store | None = None
+        self.failure: Exception | None = None
+        self._session = session
+        self._space: Any = spec.observation_space
+        self._rows = spec.num_envs
+        self._counted = counted
+        self._counter = RowCounter(self.env_id, self._rows, log)
+        self._policy_version = 0
+        self._of_interest = InfoFilter()
+        self._inbox: deque[_Came] = deque()
+        self._changed = asyncio.Event()
+        self._left = False
+        self._began = False
+        # What was handed out last and is not answered; and whether it is the outcome of a step.
+        self._standing: tuple[EnvRet, bool] | None = None
+        self._seq: int | None = None
+        # The step that is answered, and the answer once there is one.
+        self._asked: _Came | None = None
+        self._answer: PolicyResponse | None = None
+
+    # What the actor loop calls, or the session of a driver.
+
+    async def came(self) -> None:
+        """Returns when the client has sent its first step, or has left."""
+        while not self._inbox and not self._left:
+            await self._wait()
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> EnvRet:
+        """Returns the observation with which the client begins, or has begun anew.
+
+        Somebody else who takes over gets the one at which the client stands.
+
+        Raises:
+            EnvError: The client has left.
+            PreconditionError: A seed or options, which the client would not hear of.
+        """
+        if seed is not None or options:
+            raise PreconditionError(
+                f"env {self.env_id!r} is attached: it resets itself, and takes no seed and no "
+                "options",
+                reason="ATTACHED",
+            )
+        if self._standing is None:
+            env_ret, _ = await self._next()
+            self._standing = env_ret, False
+        env_ret, stepped = self._standing
+        return self._as_begun(env_ret) if stepped else env_ret
+
+    async def step(self, response: PolicyResponse, *, autoreset: bool = True) -> EnvRet:
+        """Lets the client execute an answer; returns what its env returned.
+
+        Args:
+            response: The answer.
+            autoreset: No matter what, the env begins its next episode in the step that ends one.
+
+        Raises:
+            EnvError: The client has left, or its env has failed and begun anew.
+        """
+        self._policy_version = getattr(response, "policy_version", 0)
+        self._answer, self._standing = response, None
+        await self._send_answer()
+        with self.activity.stepping():
+            env_ret, continues = await self._next()
+        self._standing = env_ret, continues
+        if not continues:
+            raise EnvError(f"env {self.env_id!r} failed at its client and was reset")
+        return env_ret
+
+    # What the session calls.
+
+    async def take(self, reader: Reader[pb.AttachRequest], arrival: Arrival, base: int) -> None:
+        """Takes the steps of a message; those that came before are answered again, or ignored.
+
+        Args:
+            reader: The message.
+            arrival: Its stamps.
+            base: The last step that the client had sent when it came to this server.
+
+        Raises:
+            InvalidRequestError: A step is missing, or is not what the spec says.
+        """
+        for step in reader.message.steps.steps:
+            # The last step before a restart comes again if the client still waits for its answer.
+            expected = (max(1, base), base + 1) if self._seq is None else (self._seq + 1,)
+            if self._seq is not None and step.seq <= self._seq:
+                if self._asked is not None and step.seq == self._asked.seq:
+                    self._asked.arrival = arrival
+                    await self._send_answer()
+                continue
+            if step.seq not in expected:
+                raise InvalidRequestError(f"expected step {expected[-1]}, got {step.seq}")
+            env_ret = self._checked(step, reader)
+            while len(self._inbox) >= _MAX_WAITING and not self._left:
+                await self._wait()
+            self._seq = step.seq
+            self._inbox.append(_Came(step.seq, env_ret, step.wants_action, arrival))
+            self._changed.set()
+
+    def leave(self) -> None:
+        """Takes note that the client does not come back; what came of it is still handed out."""
+        self._left = True
+        self._changed.set()
+
+    def close(self) -> None:
+        """Ends the open episodes; nobody drives the group any more."""
+        self._counter.cut(self._policy_version, "truncated")
+
+    def fail(self, error: Exception) -> None:
+        """Ends the client's session with an error, also one that is away at the moment."""
+        self.failure = error
+        if self._session.owner is not None:
+            self._session.owner.end(error)
+
+    async def _next(self) -> tuple[EnvRet, bool]:
+        """Stores the EnvRets up to the next one that wants an answer.
+
+        Returns:
+            That one, and whether all of them follow the last one without a reset in between.
+
+        Raises:
+            EnvError: The client has left before.
+        """
+        continues = True
+        while True:
+            while not self._inbox:
+                if self._left:
+                    raise EnvError(f"client {self._session.client_id} has left")
+                await self._wait()
+            came = self._inbox.popleft()
+            self._changed.set()
+            env_ret = came.env_ret
+            continues &= self._count(env_ret)
+            self._asked, self._answer = (came if came.wants_action else None), None
+            if came.wants_action or self.store is None:
+                return env_ret, continues
+            env_ret.info = self._of_interest(env_ret.info)
+            await self.store(env_ret)
+
+    def _count(self, env_ret: EnvRet) -> bool:
+        """Counts a step or the beginning of new episodes, and numbers them if the client does not.
+
+        Returns:
+            Whether it is the step after the last one.
+        """
+        counter, episode_id, step = self._counter, env_ret.episode_id, env_ret.step
+        numbered = episode_id is not None and step is not None
+        continues = self._began
+        if continues and numbered:
+            same = (episode_id == counter.episode_id) & (step == counter.step + 1)
+            ended = (env_ret.last_terminated | env_ret.last_truncated) & (step == 0)
+            continues = bool((same | ended).all())
+        if continues:
+            self._counted(self._rows)
+            counter.advance(
+                env_ret.last_reward,
+                env_ret.last_terminated,
+                env_ret.last_truncated,
+                self._policy_version,
+            )
+        else:
+            counter.cut(self._policy_version)
+            counter.begin()
+            self._began = True
+        if episode_id is not None and step is not None:
+            counter.follow(episode_id, step)
+        else:
+            env_ret.episode_id, env_ret.step = counter.episode_id, counter.step
+        return continues
+
+    def _as_begun(self, env_ret: EnvRet) -> EnvRet:
+        """Returns an observation without the outcome of the step before it."""
+        flags = np.zeros(self._rows, bool)
+        return replace(
+            env_ret,
+            last_reward=np.zeros(self._rows, np.float32),
+            last_terminated=flags,
+            last_truncated=flags,
+            info={},
+            executed_action=None,
+            action_source=None,
+        )
+
+    def _checked(self, step: pb.AttachStep, reader: Reader[pb.AttachRequest]) -> EnvRet:
+        env_ret = read_env_ret(step.env_ret, reader)
+        difference = mismatch(self._space, env_ret.observation, rows=self._rows, exact=True)
+        if difference is not None or env_ret.rows is not None:
+            what = difference or "rows: expected all of the group in every step"
+            raise InvalidRequestError(f"step {step.seq}: {what}")
+        # One such number from anybody would spoil the update that everybody's rows share.
+        if not all_finite(env_ret.observation):
+            raise InvalidRequestError(f"step {step.seq}: observation: NaN or infinite")
+        env_ret.env_id = self.env_id
+        env_ret.last_reward = self._of_rows(env_ret.last_reward, np.float32, "last_reward")
+        if not np.isfinite(env_ret.last_reward).all():
+            raise InvalidRequestError(f"step {step.seq}: last_reward: NaN or infinite as float32")
+        env_ret.last_terminated = self._of_rows(env_ret.last_terminated, np.bool_, "terminated")
+        env_ret.last_truncated = self._of_rows(env_ret.last_truncated, np.bool_, "truncated")
+        for name in ("episode_id", "step"):
+            value = getattr(env_ret, name)
+            if value is not None:
+                setattr(env_ret, name, self._of_rows(value, np.int64, name))
+        return env_ret
+
+    def _of_rows(self, value: Any, dtype: type[Any], name: str) -> npt.NDArray[Any]:
+        try:
+            array = np.asarray(value)
+        except ValueError:  # nested lists of different lengths
+            raise InvalidRequestError(f"{name}: expected an array [{self._rows}]") from None
+        if array.shape not in {(self._rows,), ()} or array.dtype.kind not in "biuf":
+            raise InvalidRequestError(
+                f"{name}: expected [{self._rows}], got {array.dtype}{list(array.shape)}"
+            )
+        with np.errstate(over="ignore"):
+            # A scalar is a default that was left out.
+            return np.broadcast_to(array, self._rows).astype(dtype)
+
+    async def _send_answer(self) -> None:
+        if self._asked is None or self._answer is None:
+            return
+        message, writer = pb.AttachResponse(), Writer()
+        message.answer.seq = self._asked.seq
+        try:
+            fill_policy_response(message.answer.response, self._answer, writer)
+        except CodecError as error:
+            raise InvalidRequestError(f"the policy's answer cannot be sent: {error}") from error
+        stamp(message, self._asked.arrival)
+        # Lost if the client is away: it asks for it again when it comes back.
+        await self._session.send(writer.finish(message))
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+@dataclass
+class _Came:
+    """A step as it came.
+
+    Attributes:
+        seq: Its number.
+        env_ret: What the env returned; checked.
+        wants_action: Whether the client waits for an answer.
+        arrival: Stamps of the message that brought it last.
+    """
+
+    seq: int
+    env_ret: EnvRet
+    wants_action: bool
+    arrival: Arrival
+
+
+class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
+    """Serves the sessions of `Attach`: one group for each client.
+
+    Args:
+        log: Takes finished episodes.
+        expected: Gives what a client has to declare, such as when one policy answers all envs; None
+            where any env will do.
+        attach: Takes a new group; may refuse it.
+        detach: Told that the client of a group has gone for good.
+
+    Attributes:
+        groups: The groups by client id.
+        env_steps: Env steps of all groups so far; every row counts.
+    """
+
+    request_type = pb.AttachRequest
+    response_type = pb.AttachResponse
+
+    def __init__(
+        self,
+        log: EpisodeLog,
+        expected: Callable[[], EnvMeta | None],
+        attach: Callable[[AttachedGroup], None],
+        detach: Callable[[AttachedGroup], None],
+    ) -> None:
+        self.groups: dict[str, AttachedGroup] = {}
+        self.env_steps = 0
+        self._log = log
+        self._expected = expected
+        self._attach = attach
+        self._detach = detach
+
+    async def on_open(
+        self, session: Session, reader: Reader[pb.AttachRequest]
+    ) -> pb.AttachResponse:
+        """Makes a group of a new client, or gives one that was cut its group back."""
+        if isinstance(session.state, _Attached):
+            if session.state.group.failure is not None:
+                raise session.state.group.failure
+            return pb.AttachResponse()
+        group = AttachedGroup(session, self._log, self._count)
+        expected = self._expected()
+        if expected is not None:
+            check_spec(replace(expected, env_id=None, num_envs=None), group.meta)
+        last_seq = reader.message.hello.last_seq
+        if last_seq < 0:
+            raise InvalidRequestError(f"last_seq: {last_seq} is below 0")
+        self._attach(group)
+        session.state = _Attached(group, last_seq)
+        self.groups[session.client_id] = group
+        return pb.AttachResponse()
+
+    async def on_message(self, session: Session, reader: Reader[pb.AttachRequest]) -> None:
+        """Takes steps."""
+        if reader.message.WhichOneof("body") != "steps":
+            raise InvalidRequestError("expected steps")
+        attached: _Attached = session.state
+        if attached.group.failure is not None:
+            raise attached.group.failure
+        await attached.group.take(reader, session.arrival, attached.base)
+
+    async def on_close(self, session: Session, *, resumable: bool) -> None:
+        """Ends the group of a client that has left or did not come back."""
+        if resumable or not isinstance(session.state, _Attached):
+            return
+        group = session.state.group
+        if self.groups.get(session.client_id) is group:
+            del self.groups[session.client_id]
+        self._detach(group)
+
+    def _count(self, steps: int) -> None:
+        self.env_steps += steps
+
+
+@dataclass(frozen=True)
+class _Attached:
+    """What the server keeps of one session.
+
+    Attributes:
+        group: Its group.
+        base: The last step that the client had sent before it came here.
+    """
+
+    group: AttachedGroup
+    base: int

@@ -1,0 +1,102 @@
+"""Env clients outside of the compose network, through published ports with TLS and tokens."""
+
+import os
+import signal
+import subprocess
+from datetime import timedelta
+
+import pytest
+
+from rlightning.cluster import keys
+from tests.docker.stack import HERE, RLIGHTNING, ROOT, Stack, run, wait_until
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, built):
+    """Keys as docs/remote-clients.md makes them, and a client's certificate that has expired."""
+    made_in_image = ["--user", f"{os.getuid()}:{os.getgid()}", "-v", f"{tmp_path}:/here"]
+    command = ["keys", "--host", "localhost", "--client", "robot", "--out", "/here/keys"]
+    run("docker", "run", "--rm", *made_in_image, "rlightning/env_server", "rlightning", *command)
+    files = keys._Files(tmp_path / "keys")
+    late = keys._identity("late", files.authority(), timedelta(minutes=-1))
+    files.write_identity("late", late)
+    monkeypatch.setenv("KEYS", str(tmp_path / "keys"))
+    monkeypatch.setenv("PUBLISH", "127.0.0.1")
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def stack(folder):
+    stack = Stack(ROOT / "compose.tls.yml", HERE / "mtls.yml", HERE / "longer.yml")
+    try:
+        stack.up()
+        yield stack
+    finally:
+        stack.down()
+
+
+def attached(server, *options):
+    return subprocess.Popen(
+        [RLIGHTNING, "attach", "CartPole-v1", "--server", server, "--name", "robot", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_client_elsewhere_needs_the_authority_a_token_and_where_asked_a_certificate(
+    stack, folder
+):
+    def server_log():
+        return stack("logs", "--no-log-prefix", "env_server")
+
+    def said(words):
+        return [line for line in server_log().splitlines() if words in line]
+
+    port = stack("port", "env_server", 50443).rpartition(":")[2].strip()
+    mutual = stack("port", "env_server", 50444).rpartition(":")[2].strip()
+    ca = ["--ca", folder / "ca.pem"]
+    token = ["--token-file", folder / "env.token"]
+
+    late = [*ca, *token, "--cert", folder / "late.pem", "--key", folder / "late.key"]
+    refusals = [
+        ("this server wants a token", port, ca),
+        ("the token is not known here", port, [*ca, "--token", "x" * 43]),
+        ("a token with scope env", port, [*ca, "--token-file", folder / "learner.token"]),
+        ("connect", port, token),  # no TLS
+        ("connect", mutual, [*ca, *token]),
+        ("connect", mutual, late),
+    ]
+    clients = [(words, attached(f"127.0.0.1:{at}", *shown)) for words, at, shown in refusals]
+    for words, client in clients:
+        _, err = client.communicate(timeout=90)
+        assert client.returncode != 0
+        (line,) = (line for line in err.splitlines() if line.startswith("error: "))
+        assert words in line
+    assert len(said("refused a call")) == 3
+    assert not said("client robot")
+
+    for server, options in (
+        (f"localhost:{port}", []),
+        (f"localhost:{mutual}", ["--cert", folder / "robot.pem", "--key", folder / "robot.key"]),
+    ):
+        before = len(said("client robot opened"))
+        with attached(server, *ca, *token, *options) as client:
+            try:
+                wait_until(
+                    lambda before=before: len(said("client robot opened")) == before + 1,
+                    60,
+                    "attached",
+                )
+            finally:
+                client.send_signal(signal.SIGINT)
+            client.wait(30)
+
+    for name in ("policy_server", "buffer_server"):
+        address = stack("port", name, 50443).strip().replace("127.0.0.1", "localhost")
+        assert run(RLIGHTNING, "health", address, *ca) == "SERVING\n"
+        # What is published is this listener alone.
+        ports = stack.inspect(name)["NetworkSettings"]["Ports"]
+        assert [port for port, published in ports.items() if published] == ["50443/tcp"]
