@@ -16,7 +16,7 @@ NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu
 
 .DEFAULT_GOAL := help
 .PHONY: help install sims demo test test-fast test-docker test-netns test-node test-real-env ci bench bench-smoke prove-demo \
-  prove-flakes prove-sb3 \
+  prove-flakes prove-sb3 prove-learning \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
@@ -111,6 +111,14 @@ prove-demo: $(VENV)/.run  ## Solve CartPole with ten seeds in a row.
 
 prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
 	$(BIN)/python -m benchmarks.prove_sb3
+
+.venvs/sb3/.done:
+	$(PYTHON) -m venv .venvs/sb3
+	.venvs/sb3/bin/python -m pip install --disable-pip-version-check --quiet stable-baselines3
+	@touch $@
+
+prove-learning: $(VENV)/.run .venvs/sb3/.done  ## Train with three seeds each, and with Stable-Baselines3; keeps what has finished.
+	$(BIN)/python -m benchmarks.prove_learning
 
 prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 	for i in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q -m "$(NOT_LOCAL)" || exit 1; done

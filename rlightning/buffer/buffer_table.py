@@ -9,6 +9,7 @@ from typing import Any
 
 from rlightning.buffer.arguments import check_table
 from rlightning.buffer.base_buffer import DataBuffer
+from rlightning.buffer.batch_memory import BatchMemory
 from rlightning.buffer.builder import build_data_buffer
 from rlightning.buffer.episodes import EpisodeGroup
 from rlightning.buffer.limiter import RateLimiter
@@ -17,7 +18,7 @@ from rlightning.buffer.pipeline import Item
 from rlightning.buffer.producers import Producers
 from rlightning.buffer.rendezvous import Rendezvous
 from rlightning.buffer.rollout_buffer import RolloutBuffer
-from rlightning.buffer.sampler import AllDataSampler, Sampler
+from rlightning.buffer.sampler import AllDataSampler, PrioritisedSampler, Sampler
 from rlightning.buffer.shares import SharedRollouts
 from rlightning.buffer.take_once import TakeOnce
 from rlightning.buffer.taken import Taken, taken_of
@@ -59,10 +60,8 @@ class BufferTable:
 
     def __init__(self, name: str, config: BufferConfig) -> None:
         self.name = name
-        # What only a table has is none of the buffer's business.
-        own: dict[str, Any] = {"rate_limiter": None, "tables": {}}
         check_table(config)
-        self.buffer: DataBuffer = build_data_buffer(config.model_copy(update=own))
+        self.buffer: DataBuffer = build_data_buffer(_own_buffer(config))
         self.buffer.init()
         self.limiter = None if config.rate_limiter is None else RateLimiter(config.rate_limiter)
         self.queue: TakeOnce | None = None
@@ -77,6 +76,7 @@ class BufferTable:
         )
         self.sampled_total = 0
         self.transit = MemoryPool(self.buffer.max_bytes // 2)
+        self._memory = BatchMemory(self.buffer.max_bytes // 8)
         self._has_functions = any(config.functions.to_dict().values())
         self._short_of_memory = False
         self._pushed = 0  # what the limiter knows of
@@ -124,6 +124,7 @@ class BufferTable:
         """Returns counters and the state of each producer, for people."""
         stats: dict[str, Any] = {
             **self.buffer.counters.to_dict(),
+            "transitions": self.buffer.num_transitions(),
             "producers": self.producers.stats(),
             "readers": self.rendezvous.readers,
         }
@@ -362,13 +363,39 @@ class BufferTable:
             batch = self.buffer.storages[0].container.read_slots(queued.slots)
         else:
             with self.sampler.stream(rank, world_size):
-                (batch,) = self.buffer.sample(batch_size, where=where)
+                batch = self._drawn(batch_size, where, count)
         columns, metadata = joined(batch)
+        if isinstance(self.sampler, PrioritisedSampler):  # for who merges several servers'
+            metadata["weight_scale"] = self.sampler.scale
         nbytes = sum(leaf.nbytes for leaf in iter_arrays(columns))
         size = columns["reward"].size
-        taken = Taken(size, metadata, queued=queued, sample=columns, nbytes=nbytes, units=count)
+        taken = Taken(
+            size,
+            metadata,
+            queued=queued,
+            sample=columns,
+            nbytes=nbytes,
+            units=count,
+            reusable=queued is None and self.buffer.config.storage.unit == "transition",
+        )
         weakref.finalize(taken, self._sent, needed).atexit = False
         return taken
+
+    def _drawn(self, batch_size: int | None, where: Where | None, count: int) -> Any:
+        """Draws a sample, into memory that was used before if there is some."""
+        memory = self._memory.take(count)
+        if memory is not None:
+            try:
+                return self.buffer.sample(batch_size, where=where, out=[memory])[0]
+            except InvalidRowError:
+                pass  # what is stored looks otherwise now
+        return self.buffer.sample(batch_size, where=where)[0]
+
+    def copied(self, taken: Taken) -> None:
+        """Takes note that the columns of a batch were copied: a sample's are written anew."""
+        if taken.reusable:
+            self._memory.give_back(len(taken.sample["reward"]), dict(taken.sample))
+            taken.sample.clear()
 
     def _units(self, batch_size: int | None) -> int:
         """Returns how many units a batch is made of."""
@@ -498,6 +525,23 @@ class BufferTable:
     def changed(self) -> None:
         """Takes note that something was stored or removed from outside."""
         self.rendezvous.moved(room=True, ready=True)
+
+
+def _own_buffer(config: BufferConfig) -> BufferConfig:
+    """Returns a section without what is none of the business of the buffer of one table.
+
+    That is what only a table has, and which other buffer servers are shards beside this one.
+    """
+    here: dict[str, Any] = {"type": "unified", "num_shards": None, "addresses": [], "nodes": {}}
+    return config.model_copy(
+        update={
+            "storage": config.storage.model_copy(update=here),
+            "node_affinity_env": False,
+            "node_affinity_train": False,
+            "rate_limiter": None,
+            "tables": {},
+        }
+    )
 
 
 def insert_into(

@@ -139,6 +139,11 @@ class InsertClient:
         """Address of the server."""
         return self._channel.address
 
+    @property
+    def unacked(self) -> int:
+        """Items that the server has not acked."""
+        return self._unacked_items + self._next.items
+
     async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Opens the session. May be called again after it failed.
 

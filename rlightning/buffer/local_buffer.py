@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from rlightning.buffer.arguments import check_shards
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.rendezvous import BLOCKED
@@ -30,6 +31,7 @@ class LocalBuffer:
     def __init__(self, config: BufferConfig) -> None:
         if config.tables:
             raise ConfigError("buffer.tables: only a buffer server has several tables")
+        check_shards(config)
         self.table = BufferTable("default", config)
         self._lent: Taken | None = None
         self._batches = 0

@@ -16,7 +16,12 @@ from typing_extensions import Self
 from rlightning.buffer.insert_client import SERVICE, InsertClient, items_per_message
 from rlightning.buffer.parts import split
 from rlightning.buffer.sample_client import SampleClient
-from rlightning.errors import CodecError, RemoteError, ResourceExhaustedError
+from rlightning.errors import (
+    CodecError,
+    PreconditionError,
+    RemoteError,
+    ResourceExhaustedError,
+)
 from rlightning.rpc.channel import connect, unary, unary_stream
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import buffer_service_pb2 as pb
@@ -208,6 +213,34 @@ class BufferClient:
         )
         return response.updated
 
+    async def checkpoint(self, *, timeout_s: float = 600.0) -> str | None:
+        """Lets the server write a snapshot of its tables.
+
+        Args:
+            timeout_s: How long it may take, in seconds.
+
+        Returns:
+            The name of the snapshot; None if the server keeps nothing on disk.
+
+        Raises:
+            UnavailableError: The server could not be reached.
+        """
+        try:
+            response = await unary(
+                self._channel,
+                f"/{SERVICE}/Checkpoint",
+                pb.CheckpointRequest(),
+                pb.CheckpointResponse,
+                timeout=timeout_s,
+            )
+        except PreconditionError:  # there is no folder for it
+            return None
+        except RemoteError as error:
+            if type(error) is not RemoteError:
+                raise
+            return None  # a server that writes no snapshots does not know the call
+        return response.name
+
     async def truncate(
         self, env_ids: Sequence[str], table: str = "", *, timeout_s: float = _CALL_TIMEOUT_S
     ) -> int:
@@ -330,7 +363,7 @@ class BufferClient:
             self._channel, f"/{SERVICE}/Get", request, pb.GetResponse, timeout=timeout_s
         )
         joiner: ChunkJoiner | None = None
-        whole: bytearray | None = None
+        whole: memoryview | None = None
         async with aclosing(responses):
             async for response in responses:
                 if joiner is None:

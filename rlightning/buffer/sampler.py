@@ -28,12 +28,19 @@ class Sampler(ABC):
 
     Attributes:
         length: How many consecutive transitions of one episode begin at each row that it chooses.
+        scale: What the weights of the last draw were divided by.
     """
 
     length = 1
+    scale = 1.0
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed(seed)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The generator."""
+        return self._rng
 
     def seed(self, seed: int | None) -> None:
         """Starts the generator anew, and those of `stream`."""
@@ -232,6 +239,7 @@ class PrioritisedSampler(Sampler):
             rows = np.flatnonzero(allowed)
             sums = np.cumsum(self._tree.values[container.slots_of(rows)])
             size, total = len(rows), float(sums[-1]) if len(sums) else 0.0
+        self.scale = 1.0
         if total <= 0.0:  # nothing is there, or all priorities are 0
             drawn = self.sample(size, count)
             return drawn if rows is None else rows[drawn], np.ones(count, np.float32)
@@ -244,7 +252,9 @@ class PrioritisedSampler(Sampler):
             drawn = rows[np.searchsorted(sums, parts, side="right")]
             slots = container.slots_of(drawn)
         weights = (self._tree.values[slots] / total * size) ** -self.beta
-        return drawn, (weights / weights.max(initial=0.0)).astype(np.float32)
+        if count:
+            self.scale = float(weights.max())
+        return drawn, (weights / self.scale).astype(np.float32)
 
     def _choose(self, size: int, batch_size: int | None, shuffle: bool) -> Indices:
         return self._rng.integers(0, size, batch_size, dtype=np.intp)

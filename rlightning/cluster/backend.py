@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlightning.env.episodes import EpisodeRecord
-from rlightning.learner.loop import Source
+from rlightning.learner.replay_loop import ReplaySource
 from rlightning.types import EnvMeta
+from rlightning.utils.config import MainConfig
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class ClusterState:
     latencies: Mapping[str, Mapping[str, float]]
 
 
-class Backend(Source, Protocol):
+class Backend(ReplaySource, Protocol):
     """A cluster in training: what a learner needs, and what people want to see.
 
     All methods block and may be called from any thread. `check` raises a `ClusterError` when a
@@ -39,6 +40,15 @@ class Backend(Source, Protocol):
         """Returns the spaces and sizes of the envs, one entry per group of rows."""
         ...
 
+    def snapshot(self) -> str | None:
+        """Lets the buffer write a snapshot and returns its name; None if it writes none."""
+        ...
+
     def observe(self) -> ClusterState:
         """Returns how the services fare; each episode is reported once."""
         ...
+
+
+def batch_size(config: MainConfig) -> int | None:
+    """Returns how many transitions to ask a buffer for; None for whole rollouts."""
+    return None if config.buffer.type == "RolloutBuffer" else config.train.batch_size

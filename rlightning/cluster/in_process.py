@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from rlightning.actor import ActorControl, ActorStats, run_actor
 from rlightning.buffer.local_buffer import LocalBuffer, LocalWriter
-from rlightning.cluster.backend import ClusterState
+from rlightning.cluster.backend import ClusterState, batch_size
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup, host_envs
 from rlightning.errors import ConfigError, DeadlineExceededError
@@ -109,9 +109,10 @@ class InProcessBackend:
         return [group.meta for group in self._groups]
 
     def next_batch(self, timeout_s: float) -> Mapping[str, Any] | None:
-        """Returns the next rollout's columns [T, N, ...]; None if there was none in time."""
+        """Returns the next batch's columns; None if there was none in time."""
+        size = batch_size(self._config)
         try:
-            return self._loop.run(self._buffer.next_batch(timeout_s)).columns
+            return self._loop.run(self._buffer.next_batch(timeout_s, batch_size=size)).columns
         except DeadlineExceededError:
             return None
 
@@ -120,6 +121,30 @@ class InProcessBackend:
         from rlightning.policy.weight_store import Weights
 
         self._loop.run(self._host.publish(Weights.of(version, weights)))
+
+    def hold(self, wanted: bool) -> None:
+        """Pauses the actors, or lets them go on."""
+        self._loop.run(self._hold(wanted))
+
+    async def _hold(self, wanted: bool) -> None:
+        if wanted:
+            self._control.pause()
+            await self._control.wait_idle(_STOP_S)
+        else:
+            self._control.start()
+
+    def update_priorities(self, columns: Mapping[str, Any], priorities: Any) -> None:
+        """Sets the priorities of a batch's rows."""
+        self._loop.run(self._update_priorities(columns, priorities))
+
+    async def _update_priorities(self, columns: Mapping[str, Any], priorities: Any) -> None:
+        self._buffer.table.buffer.update_priorities(
+            columns["sample_index"], priorities, columns["sample_generation"]
+        )
+
+    def snapshot(self) -> str | None:
+        """Returns None: what is in memory has no snapshots."""
+        return None
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""

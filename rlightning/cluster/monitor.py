@@ -73,6 +73,12 @@ class Monitor:
         self._stop.set()
         self._thread.join()
 
+    @property
+    def mean_return(self) -> float | None:
+        """Mean return of the last `train.target_episodes` episodes; None before so many ended."""
+        full = len(self._returns) == self._train.target_episodes
+        return self.progress.mean_return if full else None
+
     def updated(self, update: Update) -> None:
         """Takes note of one update of the learner; called by its loop."""
         self._staleness = update.staleness

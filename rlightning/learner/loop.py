@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from rlightning.utils.config import TrainConfig
 _LOOK_S = 0.5
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """What learns: see `rlightning.learner.ppo.PPO`."""
 
@@ -25,6 +26,18 @@ class Algorithm(Protocol):
 
     def weights(self) -> bytes:
         """Returns the policy's weights as a safetensors file."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Returns what `restore` needs to go on from here: nested dicts of tensors and numbers."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` returned.
+
+        Raises:
+            RuntimeError: It is of other networks.
+        """
         ...
 
 
@@ -110,6 +123,7 @@ def train_loop(
     *,
     stop: Callable[[], bool],
     on_update: Callable[[Update], None] = lambda update: None,
+    published: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     save: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     stats: LearnerStats | None = None,
 ) -> LearnerStats:
@@ -130,9 +144,10 @@ def train_loop(
         train: `max_env_steps` and `max_epochs` end it, `save_interval` says how often to save.
         stop: Asked before each batch, and while waiting for one.
         on_update: Called after each update, with its weights already in use.
+        published: Called before it, with the weights.
         save: Called with a checkpoint: every `save_interval` updates, and with the newest weights
             at the end, whatever ended the loop.
-        stats: Counts into this.
+        stats: Goes on from this and counts into it.
 
     Returns:
         `stats`, or a new one.
@@ -142,7 +157,8 @@ def train_loop(
         RLightningError: `source` raised.
     """
     stats = LearnerStats() if stats is None else stats
-    stats.policy_version = first_version = source.policy_version() + 1
+    before = stats.env_steps
+    stats.policy_version = first_version = max(source.policy_version(), stats.policy_version) + 1
     weights = algorithm.weights()
     source.publish(stats.policy_version, weights)
     try:
@@ -173,7 +189,8 @@ def train_loop(
             stats.latency.record("update", updated - got)
             source.publish(stats.policy_version, weights)
             stats.latency.record("publish", time.monotonic() - updated)
-            stats.env_steps = source.env_steps()
+            stats.env_steps = before + source.env_steps()
+            published(stats, weights)
             on_update(
                 Update(
                     number=stats.updates,

@@ -82,6 +82,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         offset: The server's clock against this one.
         epoch: That of the current stream; 0 before the first welcome.
         resumed: Whether the server still held the session's state at the last welcome.
+        lost_ns: When the last stream ended, by the monotonic clock; before the first one, when the
+            session was made.
         draining: The server has announced its shutdown.
         failure: Why the session cannot go on; None while it can.
         activity: What heartbeats say this client does; by default that of the surroundings in which
@@ -114,6 +116,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self.offset = ClockOffset()
         self.epoch = 0
         self.resumed = False
+        self.lost_ns = time.monotonic_ns()
         self.draining = False
         self.failure: RemoteError | None = None
         self.activity = current_activity()
@@ -286,6 +289,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
             self._accept(stream, welcome_of(reader.message))
             await self._hold(stream, reader)
         finally:
+            if self._stream is not None:
+                self.lost_ns = time.monotonic_ns()
             self._stream = None
             stream.close()
             stream.ready.set()  # who waits in `send` learns there that the stream is over

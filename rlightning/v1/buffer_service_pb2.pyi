@@ -149,10 +149,12 @@ class SampleWhere(_message.Message):
     def __init__(self, min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_env_ret_pb2.ActionSource, str]]] = ...) -> None: ...
 
 class SampleCredit(_message.Message):
-    __slots__ = ("batches",)
+    __slots__ = ("batches", "batch_size")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     batches: int
-    def __init__(self, batches: _Optional[int] = ...) -> None: ...
+    batch_size: int
+    def __init__(self, batches: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
 
 class SampleAck(_message.Message):
     __slots__ = ("batch_id",)
@@ -185,16 +187,18 @@ class SampleWelcome(_message.Message):
     def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., storage_id: _Optional[str] = ...) -> None: ...
 
 class SampleChunk(_message.Message):
-    __slots__ = ("batch_id", "total_bytes", "offset", "data")
+    __slots__ = ("batch_id", "total_bytes", "offset", "data", "stays")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
     batch_id: int
     total_bytes: int
     offset: int
     data: bytes
-    def __init__(self, batch_id: _Optional[int] = ..., total_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    stays: bool
+    def __init__(self, batch_id: _Optional[int] = ..., total_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., stays: _Optional[bool] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("batch_id", "columns", "metadata")

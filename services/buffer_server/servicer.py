@@ -27,7 +27,7 @@ from rlightning.rpc.protocol import LIBRARY_VERSION
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Writer, encode_batch, fill_value
+from rlightning.wire import Batch, Writer, batch_pieces, fill_value
 
 from .chunks import get_responses
 from .discards import Discards
@@ -127,7 +127,8 @@ class BufferService:
                 found = buffer.get(wanted)
             columns, metadata = joined(found)
             batch = Batch(0, columns, {**metadata, "size": size})
-            for response in get_responses(await asyncio.to_thread(encode_batch, batch)):
+            pieces = await asyncio.to_thread(batch_pieces, batch)
+            for response in get_responses(pieces):
                 yield response
         except IndexError as error:
             raise InvalidRequestError(f"indices: {error}") from error

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
+from rlightning.buffer.arguments import make_table
 from rlightning.buffer.remote_buffer import InsertClient, items_per_message
 from rlightning.buffer.routing import tables_of
 from rlightning.env.attached import AttachedGroup
@@ -64,7 +65,11 @@ class Driver:
         self._control = control
         self._quorum = quorum
         self._on_failure = on_failure
-        self._actors = [_Actor(config, group, control, quorum) for group in groups]
+        self._table = make_table(config.buffer)
+        self._actors = [
+            _Actor(config, group, control, quorum, self.buffer_of(group.env_id, hosted=True))
+            for group in groups
+        ]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
         self._farewells: dict[asyncio.Task[None], _Actor] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -76,9 +81,25 @@ class Driver:
 
     def attach(self, group: AttachedGroup) -> None:
         """Starts the actor of a client's env; returns at once."""
-        actor = _Actor(self._config, group, self._control.branch(), self._quorum)
+        address = self.buffer_of(group.env_id)
+        actor = _Actor(self._config, group, self._control.branch(), self._quorum, address)
         group.store = actor.store
         self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
+
+    def buffer_of(self, env_id: str, *, hosted: bool = False) -> str:
+        """Returns the address of the buffer server that stores the rows of a group.
+
+        Args:
+            env_id: Id of the group.
+            hosted: Whether it is one of several groups of a worker, `NAME-WORKER-GROUP`; with node
+                affinity they stay together.
+        """
+        addresses = self._config.buffer_addresses
+        if len(addresses) == 1:
+            return addresses[0]
+        if hosted and self._config.buffer.node_affinity_env:
+            env_id = env_id.rpartition("-")[0]
+        return addresses[self._table.get_storage_idx_for_env(env_id)]
 
     def detach(self, group: AttachedGroup) -> bool:
         """Ends the actor of a client that has left, once what came of it is stored.
@@ -222,6 +243,7 @@ class _Actor:
         group: HostedGroup | AttachedGroup,
         control: ActorControl,
         quorum: Quorum,
+        buffer_address: str,
     ) -> None:
         services = config.services
         tables = tables_of(config.buffer, group.env_id)
@@ -239,7 +261,7 @@ class _Actor:
             auth=services.policy.auth,
         )
         self.buffer = InsertClient(
-            services.buffer.dial_address,
+            buffer_address,
             spec=group.meta,
             writer_id=client_id,
             tables=list(tables),

@@ -169,9 +169,12 @@ class EnvService:
         return next(iter(acted + attached), None)
 
     def _check_upstream(self) -> None:
-        for name in ("policy", "buffer"):
+        for name, dialled in (
+            ("policy", lambda: self._config.services.policy.dial_address),
+            ("buffer", lambda: self._config.buffer_addresses),
+        ):
             try:
-                getattr(self._config.services, name).dial_address  # noqa: B018 - may raise
+                dialled()  # raises without an address
             except ConfigError as error:
                 raise ConfigError(f"services.{name}: {error}") from None
 

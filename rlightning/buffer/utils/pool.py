@@ -77,6 +77,10 @@ class Pool:
         """Returns copies of one leaf of values, [n, ...]."""
         return self._arrays[leaf].take(numbers, axis=0)
 
+    def array(self, leaf: int) -> Array:
+        """Returns where one leaf of all values lies, also of those that were freed."""
+        return self._arrays[leaf]
+
     def free(self, numbers: Numbers) -> None:
         """Forgets values."""
         self._free.extend(numbers.tolist())

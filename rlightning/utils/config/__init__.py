@@ -2,6 +2,7 @@
 
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.config import (
+    ALGORITHMS,
     BufferConfig,
     ClusterConfig,
     EnvConfig,
@@ -9,6 +10,7 @@ from rlightning.utils.config.config import (
     LearnerConfig,
     LogConfig,
     MainConfig,
+    NodeConfig,
     PlacementConfig,
     PolicyConfig,
     RateLimiterConfig,
@@ -25,6 +27,7 @@ from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfi
 from rlightning.utils.config.services import EnvServiceConfig, ServiceConfig, ServicesConfig
 
 __all__ = [
+    "ALGORITHMS",
     "BufferConfig",
     "ClientAuthConfig",
     "ClusterConfig",
@@ -36,6 +39,7 @@ __all__ = [
     "ListenConfig",
     "LogConfig",
     "MainConfig",
+    "NodeConfig",
     "PlacementConfig",
     "PolicyConfig",
     "RateLimiterConfig",
