@@ -49,8 +49,7 @@ class LiberoEnv(GymnasiumEnv):
 
     Observation: `states` float32 [8] (hand position, its axis-angle, two fingers), with cameras
     `main_images` and `wrist_images`, uint8 [H, W, 3], and `task_descriptions`, the instruction as a
-    text; such a text can be acted on, but not stored in a buffer. Action: float32 [7] in [-1, 1]:
-    translation, rotation, gripper (-1 opens).
+    text. Action: float32 [7] in [-1, 1]: translation, rotation, gripper (-1 opens).
 
     An episode begins in one of the suite's initial states, numbered task by task; then nothing is
     done for `SETTLE_STEPS`. Each success terminates it with the reward `reward_coef`; without

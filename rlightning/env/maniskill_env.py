@@ -36,8 +36,8 @@ class ManiskillEnv(GymnasiumEnv):
     """Hosts a ManiSkill task: `config.task` is its id, `init_params` the arguments of its make.
 
     Observations are those of the task's `obs_mode`, as arrays on the CPU. With a camera they are
-    `images`, uint8 [C, H, W], and `task_descriptions`, the instruction as a text; such a text can
-    be acted on, but not stored in a buffer. Options, in `env_kwargs`:
+    `images`, uint8 [C, H, W], and `task_descriptions`, the instruction as a text. Options, in
+    `env_kwargs`:
 
     - `camera`: name of a camera; by default `3rd_view_camera` where the task has it.
     - `task_descriptions`: false leaves them out.
