@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # The pinned set was resolved for CPython 3.11; other versions take the newest that fits.
 CONSTRAIN := $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")')
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN)
+# All simulators together, in an environment of their own: their libraries are many and heavy.
+SIMS := .venvs/sims
+PIP_SIMS := $(SIMS)/bin/python -m pip install --disable-pip-version-check --quiet $(subst constraints.txt,constraints-sims.txt,$(CONSTRAIN))
 PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
@@ -12,8 +15,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu and not crash
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-crash test-docker test-netns test-node ci bench bench-smoke prove-demo prove-flakes prove-sb3 \
-  prove-learning prove-crash prove-checkpoint \
+.PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-real-env ci bench bench-smoke prove-demo \
+  prove-flakes prove-sb3 prove-learning prove-crash prove-checkpoint \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
@@ -32,6 +35,15 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 
 install: $(VENV)/.dev  ## Set up .venv with everything a developer needs.
 
+$(SIMS)/.done: pyproject.toml constraints-sims.txt
+	$(PYTHON) -m venv $(SIMS)
+	$(PIP_SIMS) -e '.[all,sims]' pytest pytest-asyncio pytest-timeout pytest-xdist
+	# Its own pins (Python 3.12, another torch) are for Isaac Sim, which is not installed.
+	$(PIP_SIMS) --no-deps --ignore-requires-python isaaclab==3.0.0
+	@touch $@
+
+sims: $(SIMS)/.done  ## Set up .venvs/sims with every simulator that has an adapter.
+
 demo: $(VENV)/.run  ## Start a cluster of local processes and solve CartPole with it.
 	$(BIN)/rlightning train configs/cartpole.yaml
 
@@ -49,6 +61,9 @@ test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Do
 
 test-netns: $(VENV)/.dev  ## Cut and silence real links between network namespaces; needs root, iproute2 and iptables.
 	$(BIN)/python -m pytest -n0 -m netns tests/netns
+
+test-real-env: $(SIMS)/.done  ## Compare every adapter with the real simulator, each in processes of its own.
+	$(SIMS)/bin/python -m pytest -n 2 -m real_env -o timeout=900 -o faulthandler_timeout=0 tests/real_env
 
 test-node: $(VENV)/.dev  ## Attach the JavaScript client of examples/ to a cluster; needs Node.js and npm.
 	$(BIN)/python -m pytest -n0 -m node tests/clients

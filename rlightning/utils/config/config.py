@@ -450,6 +450,9 @@ class EnvConfig(Config):
         policy_setup: Robot of a ManiSkill task; it decides `init_params.control_mode`.
         seed: Seed of the first reset; None draws one.
         info_keys: What of an env's info goes on to policy and buffer.
+        vectorization_mode: Who steps the sub-envs, in gymnasium's words: `sync` one after the
+            other, `async` each in a process of its own, `vector_entry_point` a vector env that
+            the task brings; `auto` the latter where it gives what single envs do, else `sync`.
         driver: Who steps it at an env server: the `actor` loop there, or an `external` program
             through `EnvService.Step`.
         address: Of backend `env_server`: the env server to dial; None: it listens itself.
@@ -475,6 +478,7 @@ class EnvConfig(Config):
     policy_setup: str = "widowx"
     seed: int | None = None
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
+    vectorization_mode: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
     driver: Literal["actor", "external"] = "actor"
     address: str | None = None
     auth: ClientAuthConfig | None = None
