@@ -5,14 +5,18 @@ BIN := $(VENV)/bin
 # The pinned set was resolved for CPython 3.11; other versions take the newest that fits.
 CONSTRAIN := $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")')
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN)
+# All simulators together, in an environment of their own: their libraries are many and heavy.
+SIMS := .venvs/sims
+PIP_SIMS := $(SIMS)/bin/python -m pip install --disable-pip-version-check --quiet $(subst constraints.txt,constraints-sims.txt,$(CONSTRAIN))
 PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
-NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu
+NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu and not crash
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-docker test-netns test-node ci bench bench-smoke prove-demo prove-flakes prove-sb3 \
+.PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-real-env ci bench bench-smoke prove-demo \
+  prove-flakes prove-sb3 prove-learning prove-crash prove-checkpoint \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
@@ -31,6 +35,15 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 
 install: $(VENV)/.dev  ## Set up .venv with everything a developer needs.
 
+$(SIMS)/.done: pyproject.toml constraints-sims.txt
+	$(PYTHON) -m venv $(SIMS)
+	$(PIP_SIMS) -e '.[all,sims]' pytest pytest-asyncio pytest-timeout pytest-xdist
+	# Its own pins (Python 3.12, another torch) are for Isaac Sim, which is not installed.
+	$(PIP_SIMS) --no-deps --ignore-requires-python isaaclab==3.0.0
+	@touch $@
+
+sims: $(SIMS)/.done  ## Set up .venvs/sims with every simulator that has an adapter.
+
 demo: $(VENV)/.run  ## Start a cluster of local processes and solve CartPole with it.
 	$(BIN)/rlightning train configs/cartpole.yaml
 
@@ -40,11 +53,17 @@ test: $(VENV)/.dev  ## Run the tests that need neither root, Docker, a simulator
 test-fast: $(VENV)/.dev  ## Run the unit, property, golden and architecture tests.
 	$(PYTEST) -m "$(NOT_LOCAL) and not slow" tests/unit tests/property tests/golden tests/architecture
 
+test-crash: $(VENV)/.dev  ## Kill the buffer server at every place where that is interesting.
+	$(PYTEST) -m crash tests/integration/durability
+
 test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Docker engine; starts one if there is none.
 	$(BIN)/python -m pytest -m docker -o faulthandler_timeout=0 tests/docker
 
 test-netns: $(VENV)/.dev  ## Cut and silence real links between network namespaces; needs root, iproute2 and iptables.
 	$(BIN)/python -m pytest -n0 -m netns tests/netns
+
+test-real-env: $(SIMS)/.done  ## Compare every adapter with the real simulator, each in processes of its own.
+	$(SIMS)/bin/python -m pytest -n 2 -m real_env -o timeout=900 -o faulthandler_timeout=0 tests/real_env
 
 test-node: $(VENV)/.dev  ## Attach the JavaScript client of examples/ to a cluster; needs Node.js and npm.
 	$(BIN)/python -m pytest -n0 -m node tests/clients
@@ -93,8 +112,22 @@ bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly and assert half th
 prove-demo: $(VENV)/.run  ## Solve CartPole with ten seeds in a row.
 	$(BIN)/python -m benchmarks.prove_demo
 
+prove-crash: $(VENV)/.dev  ## Kill the buffer server 200 times; nothing that it acked may be lost.
+	$(BIN)/python -m tests.integration.durability.crash 200
+
+prove-checkpoint: $(VENV)/.dev  ## Checkpoint 2 GB while writers write, and load it again.
+	$(BIN)/python -m benchmarks.prove_checkpoint 2000
+
 prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
 	$(BIN)/python -m benchmarks.prove_sb3
+
+.venvs/sb3/.done:
+	$(PYTHON) -m venv .venvs/sb3
+	.venvs/sb3/bin/python -m pip install --disable-pip-version-check --quiet stable-baselines3
+	@touch $@
+
+prove-learning: $(VENV)/.run .venvs/sb3/.done  ## Train with three seeds each, and with Stable-Baselines3; keeps what has finished.
+	$(BIN)/python -m benchmarks.prove_learning
 
 prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 	for i in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q -m "$(NOT_LOCAL)" || exit 1; done
@@ -102,7 +135,7 @@ prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-netns test-node test-docker pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-crash test-netns test-node test-docker pythons bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,17 +1,30 @@
-"""`python -m benchmarks all|smoke|codec|buffer|act|demo`: prints Markdown tables; exits 1 when a smoke run is far off."""
+"""`python -m benchmarks all|smoke|SUITE`: prints Markdown tables; exits 1 when a smoke run is far off."""
 
 from __future__ import annotations
 
 import sys
 from datetime import datetime, timezone
 
-from benchmarks import act, bench_buffer, codec, demo
+from benchmarks import (
+    act,
+    bench_buffer,
+    bench_memory,
+    buffer_net,
+    codec,
+    demo,
+    durable,
+    latency_cost,
+)
 from benchmarks.harness import machine
 
 SUITES = {
     "codec": codec.measure,
     "buffer": bench_buffer.measure,
+    "durable": durable.measure,
+    "buffer-net": buffer_net.measure,
+    "memory": bench_memory.measure,
     "act": act.measure,
+    "latency-cost": latency_cost.measure,
     "demo": demo.measure,
 }
 SMOKE = ("codec", "act")

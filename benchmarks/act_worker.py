@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.echo import OPTIONS, round_trips
+from benchmarks.harness import answer_jobs
 from benchmarks.workload import SPACES, make_env
 from rlightning.actor import ActorControl, ActorStats, run_actor
 from rlightning.policy import PolicyClient
@@ -129,18 +128,5 @@ JOBS: dict[str, Callable[[Answer], Awaitable[Answer]]] = {
 }
 
 
-async def main() -> None:
-    """Answers jobs until stdin closes."""
-    running = asyncio.get_running_loop()
-    print(json.dumps({"ready": True}), flush=True)
-    while line := await running.run_in_executor(None, sys.stdin.readline):
-        job = json.loads(line)
-        try:
-            answer = await JOBS[job["what"]](job)
-        except Exception as error:  # the parent raises it
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(answer_jobs(JOBS))

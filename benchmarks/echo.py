@@ -26,10 +26,22 @@ async def _echo(_: Any, context: grpc.aio.ServicerContext) -> None:
         await context.write(replies.setdefault(size, bytes(size)))
 
 
+async def _source(_: Any, context: grpc.aio.ServicerContext) -> None:
+    """Answers each message with as many messages of as many bytes as its two numbers say."""
+    parts: dict[int, bytes] = {}
+    while (message := await context.read()) is not grpc.aio.EOF:
+        size = int.from_bytes(message[4:8], "little")
+        for _part in range(int.from_bytes(message[:4], "little")):
+            await context.write(parts.setdefault(size, bytes(size)))
+
+
 async def serve() -> None:
     """Serves until stdin closes; prints its address as JSON."""
     server = grpc.aio.server(options=OPTIONS)
-    handlers = {"Echo": grpc.stream_stream_rpc_method_handler(_echo)}
+    handlers = {
+        "Echo": grpc.stream_stream_rpc_method_handler(_echo),
+        "Source": grpc.stream_stream_rpc_method_handler(_source),
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

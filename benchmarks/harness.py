@@ -7,13 +7,16 @@ runs all cells in the same order, and a verdict is the median over rounds of sub
 
 from __future__ import annotations
 
+import asyncio
 import json
 import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Cell = Callable[[], float]
@@ -22,9 +25,12 @@ Cell = Callable[[], float]
 class Worker:
     """A child process `python -m MODULE *ARGS` that answers one JSON line per JSON line."""
 
-    def __init__(self, module: str, *args: str) -> None:
+    def __init__(
+        self, module: str, *args: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        variables = [f"{name}={value}" for name, value in (environment or {}).items()]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *args],
+            ["env", *variables, sys.executable, "-m", module, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -57,6 +63,22 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+Job = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+async def answer_jobs(jobs: Mapping[str, Job]) -> None:
+    """Answers the jobs of a `Worker` by their name, `what`, until stdin closes."""
+    running = asyncio.get_running_loop()
+    print(json.dumps({"ready": True}), flush=True)
+    while line := await running.run_in_executor(None, sys.stdin.readline):
+        job = json.loads(line)
+        try:
+            answer = await jobs[job["what"]](job)
+        except Exception as error:  # the parent raises it
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
 
 
 @dataclass(frozen=True)
@@ -134,6 +156,12 @@ def report(title: str, table: Table, ratios: Sequence[Ratio], *, slack: float = 
         print(f"| {ratio.name} | {value:.3f} | {target} | {'' if met else 'missed'} |")
     sys.stdout.flush()
     return good
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder on the disk of the checkout, since `/tmp` may be memory; gone after a `with`."""
+    Path("build").mkdir(exist_ok=True)
+    return tempfile.TemporaryDirectory(dir="build")
 
 
 def machine() -> str:

@@ -22,7 +22,8 @@ from rlightning.errors import (
     ResourceExhaustedError,
     RLightningError,
 )
-from rlightning.latency import LatencyStats
+from rlightning.latency import ActTimes, LatencyStats
+from rlightning.latency.trace import TraceLog, trace_step
 from rlightning.types import ActionSource, EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.failpoints import failpoint
 
@@ -58,7 +59,10 @@ class EnvPort(Protocol):
 
 
 class PolicyPort(Protocol):
-    """Who answers one group; waits through a lost connection by itself."""
+    """Who answers one group; waits through a lost connection by itself.
+
+    One that knows where the time of its last answer went tells in an attribute `times`.
+    """
 
     async def act(
         self,
@@ -92,9 +96,9 @@ class ActorStats:
         policy_errors: Answers that were errors, and were asked for again.
         segments: Segments begun since something was lost.
         last_error: The last of those errors; empty if there was none.
-        latency: `round_trip` (asked until answered), `insert` (handing over to the buffer, which
-            waits when that is full), `action_age` (observation until its action is executed) and
-            `env_step`.
+        latency: In seconds: `round_trip` (asked until answered), `insert` (handing over to the
+            buffer, which waits when that is full), `action_age` (observation until its action is
+            executed), `env_step`, and `step`, the whole.
     """
 
     steps: int = 0
@@ -115,6 +119,7 @@ async def run_actor(
     info_keys: Collection[str] = INFO_KEYS,
     control: ActorControl | None = None,
     stats: ActorStats | None = None,
+    traces: TraceLog | None = None,
 ) -> None:
     """Steps one group until it is told to stop: asks, stores what was seen and answered, steps.
 
@@ -131,6 +136,7 @@ async def run_actor(
         info_keys: What of `info` and `final_info` goes on to policy and buffer.
         control: Pauses and stops; None: runs until cancelled.
         stats: Counts.
+        traces: Takes traces of some steps, as often as it says.
 
     Raises:
         EnvError: The env failed again and again.
@@ -139,9 +145,9 @@ async def run_actor(
             match, an observation that is not in its space, a token that is not accepted.
     """
     control = ActorControl() if control is None else control
-    actor = _Actor(
-        env, policy, InfoFilter(info_keys), mode, purpose, control, stats or ActorStats()
-    )
+    stats = ActorStats() if stats is None else stats
+    traces = TraceLog() if traces is None else traces
+    actor = _Actor(env, policy, InfoFilter(info_keys), mode, purpose, control, stats, traces)
     control.enter()
     try:
         await actor.run(buffer if purpose is Purpose.TRAIN else None)
@@ -161,6 +167,7 @@ class _Actor:
         purpose: Purpose,
         control: ActorControl,
         stats: ActorStats,
+        traces: TraceLog,
     ) -> None:
         self._env = env
         self._policy = policy
@@ -169,6 +176,7 @@ class _Actor:
         self._purpose = purpose
         self._control = control
         self._stats = stats
+        self._traces = traces
         self._failures = 0
         self._new_segment = False
 
@@ -183,26 +191,49 @@ class _Actor:
                 continue
             env_ret.info = self._of_interest(env_ret.info)
             env_ret.mark_env_sent()
-            asked = time.perf_counter()
+            asked = time.monotonic_ns()
             response = await self._ask(env_ret)
             if response is None:
                 break
-            answered = time.perf_counter()
+            answered = time.monotonic_ns()
             if buffer is not None:
                 await buffer.insert(env_ret, response, new_segment=self._new_segment)
             self._new_segment = False
-            stored = time.perf_counter()
+            stored = time.monotonic_ns()
             env_ret = await self._step(response)
             failpoint("actor.stepped")
-            stepped = time.perf_counter()
-            stats.latency.record("round_trip", answered - asked)
-            stats.latency.record("insert", stored - answered)
-            stats.latency.record("action_age", stored - asked)
-            stats.latency.record("env_step", stepped - stored)
+            if stats.latency.enabled:
+                self._record(asked, answered, stored, time.monotonic_ns())
         if buffer is not None and env_ret is not None and stats.steps and not self._new_segment:
             # The outcome of the last answer, which would else be lost.
             env_ret.info = self._of_interest(env_ret.info)
             await buffer.insert(env_ret, None)
+
+    def _record(self, asked: int, answered: int, stored: int, stepped: int) -> None:
+        """Records one step by its stamps, in monotonic nanoseconds."""
+        latency, every = self._stats.latency, self._traces.every
+        latency.record_all(
+            (
+                ("round_trip", (answered - asked) * 1e-9),
+                ("insert", (stored - answered) * 1e-9),
+                ("action_age", (stored - asked) * 1e-9),
+                ("env_step", (stepped - stored) * 1e-9),
+                ("step", (stepped - asked) * 1e-9),
+            )
+        )
+        if every and self._stats.steps % every == 0:
+            times: ActTimes | None = getattr(self._policy, "times", None)
+            env_id = self._env.meta.env_id or ""
+            if times is not None and times.begun_ns >= asked:
+                trace = trace_step(
+                    *(env_id, times),
+                    asked_ns=asked,
+                    answered_ns=answered,
+                    stored_ns=stored,
+                    stepped_ns=stepped,
+                )
+                if trace is not None:
+                    self._traces.add(trace)
 
     async def _ask(self, env_ret: EnvRet) -> PolicyResponse | None:
         """Returns the answer to an observation; None when told to stop before there is one."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from rlightning.buffer.utils.container import USE_BYTES
+from rlightning.buffer.utils.table import EpisodeTable
 from rlightning.errors import ConfigError
 from rlightning.latency import LatencyStats
 from rlightning.utils.config import BufferConfig
@@ -50,14 +52,12 @@ def check_config(config: BufferConfig, max_bytes: int) -> None:
             f"buffer.capacity: {config.capacity} transitions need {needed} bytes before one is "
             f"stored; buffer.max_bytes allows {max_bytes}"
         )
-    for key, value, supported in (
-        ("storage.type", config.storage.type, "unified"),
-        ("storage.device", config.storage.device, "cpu"),
-        ("node_affinity_env", config.node_affinity_env, False),
-        ("node_affinity_train", config.node_affinity_train, False),
-    ):
-        if value != supported:
-            raise ConfigError(f"buffer.{key}: {value!r} is not supported, only {supported!r} is")
+    refuse_data_dir(config)
+    if config.storage.device != "cpu":
+        raise ConfigError(
+            f"buffer.storage.device: {config.storage.device!r} is not supported, only 'cpu' is"
+        )
+    check_shards(config)
     for key in ("rate_limiter", "tables"):
         if getattr(config, key):
             raise ConfigError(f"buffer.{key}: only a buffer server has it, not a buffer by itself")
@@ -71,6 +71,16 @@ def check_config(config: BufferConfig, max_bytes: int) -> None:
             )
     if config.storage.removal == "priority" and sampler != "prioritised":
         raise ConfigError("buffer.storage.removal: 'priority' needs the sampler 'prioritised'")
+
+
+def refuse_data_dir(config: BufferConfig) -> None:
+    """Checks that a buffer that is no server's is not expected to outlive its process.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if config.data_dir is not None:
+        raise ConfigError("buffer.data_dir: only a buffer server keeps what it holds in a folder")
 
 
 def check_table(config: BufferConfig) -> None:
@@ -101,6 +111,63 @@ def check_table(config: BufferConfig) -> None:
             raise ConfigError(f"buffer.storage.{key}: a queue needs '{needed}', got '{value}'")
 
 
+def check_shards(config: BufferConfig) -> None:
+    """Checks that a configuration says which shards there are, and what runs where.
+
+    Raises:
+        ConfigError: It does not; the message names the key.
+    """
+    storage = config.storage
+    sharded = storage.type == "sharded"
+    if sharded and storage.num_shards is None and not storage.addresses:
+        raise ConfigError(
+            "buffer.storage.type: 'sharded' needs storage.num_shards, or storage.addresses of "
+            "buffer servers"
+        )
+    for key in ("node_affinity_env", "node_affinity_train"):
+        if getattr(config, key) and not (sharded and storage.nodes):
+            raise ConfigError(
+                f"buffer.{key}: needs storage.type 'sharded', and storage.nodes to say what runs "
+                "where"
+            )
+    if config.node_affinity_train and storage.split != "equal":
+        raise ConfigError("buffer.node_affinity_train: needs storage.split 'equal'")
+
+
+def make_table(
+    config: BufferConfig, env_ids: Sequence[str] | None = None, train_workers: int | None = None
+) -> EpisodeTable:
+    """Returns which env writes to which shard, and which train workers read it.
+
+    Args:
+        config: Its section of the configuration.
+        env_ids: Ids of the envs that are known.
+        train_workers: Their number. Where it cannot be dealt out to the shards equally, each worker
+            reads all of them, and the table names none.
+
+    Raises:
+        ConfigError: `storage.nodes` do not fit the affinity that is asked for.
+    """
+    storage = config.storage
+    if train_workers is not None and train_workers % storage.shards:
+        train_workers = None
+    nodes = {
+        name: {role: {"ids": getattr(node, role)} for role in ("buffer", "env", "train")}
+        for name, node in storage.nodes.items()
+    }
+    try:
+        return EpisodeTable(
+            storage.shards,
+            env_ids,
+            train_workers,
+            nodes or None,
+            config.node_affinity_env,
+            config.node_affinity_train,
+        )
+    except (AssertionError, RuntimeError) as error:
+        raise ConfigError(f"buffer.storage.nodes: {error}") from None
+
+
 def storage_options(config: BufferConfig, max_bytes: int) -> dict[str, Any]:
     """Returns those arguments of a storage that its configuration decides."""
     storage = config.storage
@@ -111,6 +178,7 @@ def storage_options(config: BufferConfig, max_bytes: int) -> dict[str, Any]:
         "auto_truncate_episode": config.auto_truncate_episode,
         "frame_stack": {path: stack.axis for path, stack in storage.frame_stack.items()},
         "removal": storage.removal,
+        "compression": storage.compression,
         "columns": config.columns,
         "max_bytes": max_bytes,
     }

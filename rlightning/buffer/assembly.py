@@ -123,6 +123,11 @@ class Group:
         """Position of the row that has got furthest."""
         return int(self.positions.max()) if self._level is None else self._level
 
+    @property
+    def declared(self) -> Layout | None:
+        """Layout of one row's observation, if the env declared it."""
+        return self._declared
+
     def nbytes_with(self, schema: Schema | None, length: int) -> int:
         """Returns the memory in bytes of rows that look like this, with columns of this length."""
         rows = self.rows if schema is None else schema.rows

@@ -11,17 +11,26 @@ from typing import Any
 from rlightning.buffer.arguments import (
     check_config,
     log_durations,
+    make_table,
     resolved,
     storage_options,
     truncation_flags,
 )
 from rlightning.buffer.columns import Counters
 from rlightning.buffer.pipeline import Item, Pipeline
-from rlightning.buffer.sampler import PrioritisedSampler, Sampler, build_sampler
-from rlightning.buffer.sampling import draw_batches, set_priorities
+from rlightning.buffer.remote_storage import RemoteShards, refuse_functions
+from rlightning.buffer.sampler import Sampler, build_sampler
+from rlightning.buffer.sampling import (
+    Shard,
+    draw_batches,
+    local_shards,
+    seed_shards,
+    set_shard_priorities,
+)
 from rlightning.buffer.utils.indexing import as_index
 from rlightning.buffer.utils.storage import MEMORY_SHARE, Prepared, Storage, env_id_of
 from rlightning.buffer.utils.table import EpisodeTable
+from rlightning.buffer.utils.tensordicts import tensordict_of
 from rlightning.buffer.utils.utils import (
     default_env_ret_preprocess_fn,
     default_obs_preprocessor,
@@ -34,7 +43,7 @@ from rlightning.buffer.where import Where
 from rlightning.errors import ReplayError
 from rlightning.latency import LatencyStats
 from rlightning.types import BatchedData, EnvMeta
-from rlightning.utils.config import BufferConfig
+from rlightning.utils.config import BufferConfig, ClientAuthConfig, RpcConfig
 from rlightning.utils.memory import memory_limit
 
 
@@ -56,10 +65,13 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         postprocess_fn: Replaces `default_postprocess_fn`: makes columns of the steps of a finished
             episode. It gets them by name, [T, ...] or a list of T nested values, and the rows of
             a vector env that are ended by one call together, [T, num_envs, ...].
+        rpc: Limits and times of connections to buffer servers, where `storage.addresses` names any.
+        auth: What is shown to them, and expected.
 
     Attributes:
         config: The configuration.
-        storages: The storages by index; empty before `init`.
+        storages: The storages by index: each a `Storage`, or a `RemoteStorage` for a buffer server;
+            empty before `init`.
         table: Which env writes to which storage; None before `init`.
         sampler: Chooses rows; None before `init`.
         max_bytes: Memory that all transitions may take, in bytes.
@@ -80,6 +92,9 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         | None = default_policy_resp_preprocess_fn,
         preprocess_fn: Callable[..., dict[str, Any]] | None = default_preprocess_fn,
         postprocess_fn: Callable[..., dict[str, Any]] | None = default_postprocess_fn,
+        *,
+        rpc: RpcConfig | None = None,
+        auth: ClientAuthConfig | None = None,
     ) -> None:
         self.config = copy.deepcopy(config)
         self._functions: dict[str, Any] = {
@@ -93,10 +108,14 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         self._functions["postprocess_fn"] = postprocess_fn
         self.max_bytes = self.config.max_bytes or memory_limit() // MEMORY_SHARE
         check_config(self.config, self.max_bytes)
-        self.storages: dict[int, Storage] = {}
+        self.storages: dict[int, Any] = {}
         self.table: EpisodeTable | None = None
         self.sampler: Sampler | None = None
         self.timing_raw = LatencyStats()
+        self._dial: dict[str, Any] = {"rpc": rpc, "auth": auth}
+        self._remote: RemoteShards | None = None
+        self._shards: list[Shard] = []
+        self._workers = 1
 
     # Lifecycle.
 
@@ -113,10 +132,24 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             env_ids: Ids of the envs.
         """
         self._init_sampler()
-        self.storages = {0: self._make_storage(env_meta_list)}
-        if isinstance(self.sampler, PrioritisedSampler):
-            self.storages[0].container.watcher = self.sampler
+        self.close()
+        if self.config.storage.addresses:
+            refuse_functions(self._functions)
+            self._remote = RemoteShards(self.config, env_meta_list, **self._dial)
+            self.storages = dict(enumerate(self._remote.storages))
+        else:
+            storages = [
+                self._make_storage(env_meta_list) for _ in range(self.config.storage.shards)
+            ]
+            self._shards = local_shards(storages, self.config, self._get_sampler())
+            self.storages = dict(enumerate(storages))
         self.init_storage_table(env_ids)
+
+    def close(self) -> None:
+        """Ends the connections to buffer servers, if there are any. Safe to repeat."""
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.close()
 
     def _init_sampler(self) -> None:
         assert self.config.sampler is not None  # the config's validator sets one
@@ -129,7 +162,7 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         self, env_meta_list: Sequence[EnvMeta | Mapping[str, Any]] | None
     ) -> dict[str, Any]:
         """Returns the arguments of a storage beside its capacity."""
-        options = storage_options(self.config, self.max_bytes)
+        options = storage_options(self.config, self.max_bytes // self.config.storage.shards)
         return {**self._functions, **options, "env_meta_list": env_meta_list}
 
     def init_storage_table(
@@ -143,15 +176,18 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
 
         Raises:
             ValueError: Less than one train worker.
+            ConfigError: `storage.nodes` do not fit the node affinity that is asked for.
         """
         if train_worker_num < 1:
             raise ValueError(f"expected at least one train worker, got {train_worker_num}")
         if self.storages:
-            self.table = EpisodeTable(len(self.storages), env_ids, train_worker_num)
+            self.table = make_table(self.config, env_ids, train_worker_num)
+            self._workers = train_worker_num
 
     def seed(self, seed: int | None) -> None:
-        """Starts the generator of the sampler anew."""
+        """Starts the generator of the sampler anew; a buffer server has one of its own."""
         self._get_sampler().seed(seed)
+        seed_shards(self._shards, seed)
 
     def size(self) -> int:
         """Returns the number of stored transitions, or of episodes where `storage.unit` says so.
@@ -162,7 +198,7 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
 
     def num_transitions(self) -> int:
         """Returns the number of stored transitions, whatever the unit."""
-        return sum(storage.num_transitions() for storage in self.storages.values())
+        return sum(int(storage.num_transitions()) for storage in self.storages.values())
 
     def __len__(self) -> int:
         return self.size()
@@ -188,7 +224,7 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
     @property
     def row_bytes(self) -> int:
         """Size of the largest transition that is here, in bytes."""
-        return max(storage.row_bytes for storage in self.storages.values())
+        return max(int(storage.row_bytes) for storage in self.storages.values())
 
     def print_timing_summary(self, reset: bool = False) -> None:
         """Logs how long adding, sampling and getting took, at level DEBUG.
@@ -305,8 +341,12 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
 
         Raises:
             InvalidRowError: They do not fit what is stored already.
+            ReplayError: The storage is a buffer server, which takes what envs return.
         """
-        self._get_storage().add_episode(resolved(episode), num_envs)
+        index = 0  # of several storages any one
+        if len(self.storages) > 1:
+            index = int(self._get_sampler().rng.integers(len(self.storages)))
+        self._get_storage(index).add_episode(resolved(episode), num_envs)
 
     def truncate_one_episode(self, item: Any) -> None:
         """Ends the open episode of an env from outside, and stores what it has.
@@ -353,56 +393,65 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             ReplayError: The env makes rollouts.
         """
         env_id = env_id_of(item)
-        return self._storage_of(env_id).discard_episode(env_id)
+        return int(self._storage_of(env_id).discard_episode(env_id))
 
     def _index_of(self, env_id: str) -> int:
         return 0 if self.table is None else self.table.get_storage_idx_for_env(env_id)
 
-    def _storage_of(self, env_id: str) -> Storage:
+    def _storage_of(self, env_id: str) -> Any:
         return self._get_storage(self._index_of(env_id))
+
+    def _local(self, env_id: str) -> Storage:
+        """Returns the storage of an env, which has to be in this process."""
+        storage = self._storage_of(env_id)
+        if not isinstance(storage, Storage):
+            raise ReplayError("the sessions of writers are with the buffer server itself")
+        return storage
 
     # What one session of a writer does; see the methods of `Storage` with these names.
 
     def open_group(self, meta: EnvMeta) -> None:
         """Lets the rows of an env come; what comes is not joined to what came before."""
-        self._storage_of(meta.env_id or "").open_group(meta)
+        self._local(meta.env_id or "").open_group(meta)
 
     def close_group(self, env_id: str) -> None:
         """Forgets an env; its open episodes are ended and stored. Safe to repeat."""
-        self._storage_of(env_id).close_group(env_id)
+        self._local(env_id).close_group(env_id)
 
     def break_group(self, env_id: str) -> None:
         """Joins nothing that comes of an env to what came: an item of it was lost."""
-        self._storage_of(env_id).break_group(env_id)
+        self._local(env_id).break_group(env_id)
 
     def truncate_group(self, env_id: str) -> int:
         """Ends the open episodes of the rows of an env; returns how many there were."""
-        return self._storage_of(env_id).truncate_group(env_id)
+        return self._local(env_id).truncate_group(env_id)
 
     def prepare(self, env_id: str, items: Sequence[Item]) -> Prepared:
         """Checks items that shall be stored together, and that there is memory for them."""
-        return self._storage_of(env_id).prepare(env_id, items)
+        return self._local(env_id).prepare(env_id, items)
 
     def has_room(self, prepared: Prepared) -> bool:
         """Tells whether items can be stored now, rather than once somebody has made room."""
-        return self._storage_of(prepared.group.env_id).has_room(prepared)
+        return self._local(prepared.group.env_id).has_room(prepared)
 
     def commit(self, prepared: Prepared) -> None:
         """Stores checked items. Nothing of their env may have changed since they were checked."""
-        self._storage_of(prepared.group.env_id).commit(prepared)
+        self._local(prepared.group.env_id).commit(prepared)
 
     # Getting and sampling.
 
-    def get(self, item: Any) -> Any:
+    def get(self, item: Any, *, as_tensordict: bool = False) -> Any:
         """Returns stored transitions or episodes, copied; see `DataContainer.read`.
 
         Args:
             item: An index, a sequence, array or tensor of indices, or a dict with `storage_idx` and
                 `indices`; negative indices count from the end of what is stored.
+            as_tensordict: Return TensorDicts over the same memory, see `tensordict_of`.
 
         Raises:
             TypeError: Another kind of item.
             IndexError: Nothing is stored there.
+            ImportError: A TensorDict is wanted, and the extra `tensordict` is not installed.
         """
         begun = time.perf_counter()
         index = 0
@@ -410,7 +459,7 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             index, item = item["storage_idx"], item["indices"]
         data = self._get_storage(index).read(as_index(item))
         self.timing_raw.record("get", time.perf_counter() - begun)
-        return data
+        return _tensordicts(data) if as_tensordict else data
 
     def __getitem__(self, item: Any) -> Any:
         """Returns stored transitions; a tuple is (storage index, what `get` takes)."""
@@ -418,9 +467,21 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             return self.get({"storage_idx": item[0], "indices": item[1]})
         return self.get(item)
 
-    def get_all(self) -> dict[str, Any]:
-        """Returns copies of all stored transitions; {} if none ever was stored."""
-        return self._get_storage().get_data()
+    def get_all(self, *, as_tensordict: bool = False) -> Any:
+        """Returns copies of all stored transitions; {} if none ever was stored.
+
+        Of several storages a dict of that, by index.
+
+        Args:
+            as_tensordict: Return TensorDicts over the same memory, see `tensordict_of`.
+
+        Raises:
+            ImportError: A TensorDict is wanted, and the extra `tensordict` is not installed.
+        """
+        convert = _tensordicts if as_tensordict else _unchanged
+        if len(self.storages) > 1:
+            return {i: convert(storage.get_data()) for i, storage in self.storages.items()}
+        return convert(self._get_storage().get_data())
 
     def sample(
         self,
@@ -429,8 +490,12 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
         drop_last: bool | None = True,
         *,
         where: Where | None = None,
+        out: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Draws a batch.
+
+        Several storages give parts of one batch, as `storage.split` says; rows of one lie side by
+        side in it.
 
         Args:
             batch_size: Number of transitions or episodes; None leaves it to the sampler, where it
@@ -439,6 +504,9 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             drop_last: With several train workers, drop what does not divide by their number, rather
                 than give some of it twice.
             where: What a transition must be to be drawn; all of a sequence must be so.
+            out: What an earlier call returned for batches of this size, to be written anew and
+                returned: its arrays must not be in use any more. For one storage of this process;
+                elsewhere, and for episodes and text, new arrays are returned.
 
         Returns:
             The part of each train worker, by rank: columns by name, copied. Leaves are [B, ...];
@@ -451,19 +519,33 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             ValueError: The sampler cannot give such a batch.
         """
         begun = time.perf_counter()
-        storage = self._get_storage()
-        assert self.table is not None  # it is made with the storage
-        batches = draw_batches(
-            storage,
-            self._get_sampler(),
-            batch_size,
-            workers=len(self.table.get_train_workers(0)),
-            shuffle=bool(shuffle),
-            drop_last=bool(drop_last),
-            where=where,
-        )
+        sampler = self._get_sampler()
+        assert self.table is not None or not self.storages
+        if self._remote is not None:
+            batches = self._remote.sample(
+                batch_size, sampler, self._workers, drop_last=bool(drop_last), where=where
+            )
+        else:
+            self._get_storage()
+            batches = draw_batches(
+                self._shards,
+                batch_size,
+                workers=self._workers,
+                shuffle=bool(shuffle),
+                drop_last=bool(drop_last),
+                where=where,
+                split=self.config.storage.split,
+                readers=self._readers(),
+                out=out,
+            )
         self.timing_raw.record("sample", time.perf_counter() - begun)
         return batches
+
+    def _readers(self) -> Mapping[int, Sequence[int]] | None:
+        """Returns the train workers by storage, where each reads one only."""
+        if len(self.storages) == 1 or self.config.storage.split != "equal" or self.table is None:
+            return None
+        return self.table.get_storage_to_train_workers() or None
 
     def update_priorities(self, indices: Any, priorities: Any, generations: Any = None) -> int:
         """Sets priorities of transitions; returns of how many.
@@ -480,18 +562,28 @@ class DataBuffer(ABC):  # noqa: B024 - documented as one, and complete
             InvalidRowError: The arguments differ in length, or a priority is not allowed; nothing
                 was changed.
         """
-        container = self._get_storage().container
-        return set_priorities(container, self._get_sampler(), indices, priorities, generations)
+        if self._remote is not None:
+            return self._remote.update_priorities(indices, priorities, generations)
+        self._get_storage()
+        return set_shard_priorities(self._shards, indices, priorities, generations)
 
     def _get_sampler(self) -> Sampler:
         if self.sampler is None:
             raise ReplayError("the buffer has no sampler before init()")
         return self.sampler
 
-    def _get_storage(self, index: int = 0) -> Storage:
+    def _get_storage(self, index: int = 0) -> Any:
         if not self.storages:
             raise ReplayError("the buffer has no storage before init()")
         try:
             return self.storages[index]
         except KeyError:
             raise IndexError(f"storage {index} of {len(self.storages)}") from None
+
+
+def _tensordicts(data: Any) -> Any:
+    return [tensordict_of(one) for one in data] if isinstance(data, list) else tensordict_of(data)
+
+
+def _unchanged(data: Any) -> Any:
+    return data

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from rlightning.buffer.arguments import check_table
 from rlightning.buffer.base_buffer import DataBuffer
+from rlightning.buffer.batch_memory import BatchMemory
 from rlightning.buffer.builder import build_data_buffer
 from rlightning.buffer.episodes import EpisodeGroup
 from rlightning.buffer.limiter import RateLimiter
@@ -17,7 +18,7 @@ from rlightning.buffer.pipeline import Item
 from rlightning.buffer.producers import Producers
 from rlightning.buffer.rendezvous import Rendezvous
 from rlightning.buffer.rollout_buffer import RolloutBuffer
-from rlightning.buffer.sampler import AllDataSampler, Sampler
+from rlightning.buffer.sampler import AllDataSampler, PrioritisedSampler, Sampler
 from rlightning.buffer.shares import SharedRollouts
 from rlightning.buffer.take_once import TakeOnce
 from rlightning.buffer.taken import Taken, taken_of
@@ -32,8 +33,30 @@ from rlightning.errors import (
     StorageFullError,
 )
 from rlightning.types import EnvMeta
-from rlightning.utils.config import BufferConfig
+from rlightning.utils.config import BufferConfig, DurabilityConfig
 from rlightning.utils.memory import MemoryPool
+
+
+class Journal(Protocol):
+    """Writes down what happens to a table, apart from what the requests of clients tell."""
+
+    def opens(self, meta: EnvMeta, writer_id: str) -> None:
+        """A writer will bring the rows of an env, unless that fails."""
+
+    def closes(self, env_id: str, writer_id: str) -> None:
+        """It will not bring any more."""
+
+    def cuts(self, env_id: str) -> None:
+        """The open episodes of an env are about to be ended from outside."""
+
+    def cleared(self) -> None:
+        """The table was emptied."""
+
+    def prioritised(self, indices: Any, priorities: Any, generations: Any) -> None:
+        """Priorities were set."""
+
+    def drawn(self, rank: int, world_size: int) -> None:
+        """A batch was drawn, for one of several learners."""
 
 
 class BufferTable:
@@ -52,6 +75,7 @@ class BufferTable:
         sampled_total: Transitions handed to learners.
         transit: Memory for what is on its way: messages that wait for room, and sampled batches.
         rendezvous: Where both sides wait.
+        journal: Is told what happens, so that it can be done again; None for nobody.
 
     Raises:
         ConfigError: The configuration asks for what the buffer does not offer.
@@ -59,10 +83,8 @@ class BufferTable:
 
     def __init__(self, name: str, config: BufferConfig) -> None:
         self.name = name
-        # What only a table has is none of the buffer's business.
-        own: dict[str, Any] = {"rate_limiter": None, "tables": {}}
         check_table(config)
-        self.buffer: DataBuffer = build_data_buffer(config.model_copy(update=own))
+        self.buffer: DataBuffer = build_data_buffer(_own_buffer(config))
         self.buffer.init()
         self.limiter = None if config.rate_limiter is None else RateLimiter(config.rate_limiter)
         self.queue: TakeOnce | None = None
@@ -76,7 +98,9 @@ class BufferTable:
             may_move=self._awaits_more_than_data,
         )
         self.sampled_total = 0
+        self.journal: Journal | None = None
         self.transit = MemoryPool(self.buffer.max_bytes // 2)
+        self._memory = BatchMemory(self.buffer.max_bytes // 8)
         self._has_functions = any(config.functions.to_dict().values())
         self._short_of_memory = False
         self._pushed = 0  # what the limiter knows of
@@ -124,6 +148,7 @@ class BufferTable:
         """Returns counters and the state of each producer, for people."""
         stats: dict[str, Any] = {
             **self.buffer.counters.to_dict(),
+            "transitions": self.buffer.num_transitions(),
             "producers": self.producers.stats(),
             "readers": self.rendezvous.readers,
         }
@@ -159,6 +184,17 @@ class BufferTable:
             self._pushed = pushed
         return self.limiter
 
+    def limiter_state(self) -> dict[str, int] | None:
+        """Returns what the limiter has to know after a restart; None if there is none."""
+        limiter = self._counted()
+        return None if limiter is None else limiter.state()
+
+    def restore_limiter(self, state: Mapping[str, int] | None) -> None:
+        """Lets the limiter go on from a state, with what is stored now; None if there was none."""
+        if self.limiter is not None and state is not None:
+            self.limiter.restore(state)
+            self._pushed = self.buffer.storages[0].container.pushed_units
+
     # Writing.
 
     def open_writer(self, meta: EnvMeta, writer_id: str) -> None:
@@ -173,6 +209,8 @@ class BufferTable:
         env_id = meta.env_id or ""
         producer = self.producers.get(env_id)
         if producer is None or producer.writer_id != writer_id:
+            if self.journal is not None:
+                self.journal.opens(meta, writer_id)
             try:
                 self.buffer.open_group(meta)
             except StorageFullError:
@@ -184,9 +222,23 @@ class BufferTable:
     def close_writer(self, env_id: str, writer_id: str) -> None:
         """Takes note that a writer will not come back: nobody waits for its rows any more."""
         if self.producers.of(env_id, writer_id) is not None:
+            if self.journal is not None:
+                self.journal.closes(env_id, writer_id)
             self.producers.remove(env_id)
             self.buffer.close_group(env_id)
             self.changed()
+
+    def truncate(self, env_id: str) -> int:
+        """Ends the open episodes of the rows of an env; returns how many there were.
+
+        Raises:
+            KeyError: No data of this env ever came.
+        """
+        if self.journal is not None:
+            self.journal.cuts(env_id)
+        count = self.buffer.truncate_group(env_id)
+        self.changed()
+        return count
 
     def prepare(self, env_id: str, items: Sequence[Item]) -> Prepared:
         """Checks items of one env.
@@ -338,6 +390,8 @@ class BufferTable:
             self.sampled_total += taken.transitions
             if self.limiter is not None:
                 self.limiter.sampled += taken.units
+            if self.journal is not None:
+                self.journal.drawn(rank, world_size)
             self.rendezvous.moved(room=self.limiter is not None)
         return taken
 
@@ -362,13 +416,39 @@ class BufferTable:
             batch = self.buffer.storages[0].container.read_slots(queued.slots)
         else:
             with self.sampler.stream(rank, world_size):
-                (batch,) = self.buffer.sample(batch_size, where=where)
+                batch = self._drawn(batch_size, where, count)
         columns, metadata = joined(batch)
+        if isinstance(self.sampler, PrioritisedSampler):  # for who merges several servers'
+            metadata["weight_scale"] = self.sampler.scale
         nbytes = sum(leaf.nbytes for leaf in iter_arrays(columns))
         size = columns["reward"].size
-        taken = Taken(size, metadata, queued=queued, sample=columns, nbytes=nbytes, units=count)
+        taken = Taken(
+            size,
+            metadata,
+            queued=queued,
+            sample=columns,
+            nbytes=nbytes,
+            units=count,
+            reusable=queued is None and self.buffer.config.storage.unit == "transition",
+        )
         weakref.finalize(taken, self._sent, needed).atexit = False
         return taken
+
+    def _drawn(self, batch_size: int | None, where: Where | None, count: int) -> Any:
+        """Draws a sample, into memory that was used before if there is some."""
+        memory = self._memory.take(count)
+        if memory is not None:
+            try:
+                return self.buffer.sample(batch_size, where=where, out=[memory])[0]
+            except InvalidRowError:
+                pass  # what is stored looks otherwise now
+        return self.buffer.sample(batch_size, where=where)[0]
+
+    def copied(self, taken: Taken) -> None:
+        """Takes note that the columns of a batch were copied: a sample's are written anew."""
+        if taken.reusable:
+            self._memory.give_back(len(taken.sample["reward"]), dict(taken.sample))
+            taken.sample.clear()
 
     def _units(self, batch_size: int | None) -> int:
         """Returns how many units a batch is made of."""
@@ -488,22 +568,82 @@ class BufferTable:
                 self._shares.give_back(taken.metadata.get("rank", 0), taken.rollout.index)
         self.rendezvous.moved(ready=True)
 
+    def update_priorities(self, indices: Any, priorities: Any, generations: Any) -> int:
+        """Sets priorities of transitions; see `DataBuffer.update_priorities`."""
+        updated = self.buffer.update_priorities(indices, priorities, generations)
+        if self.journal is not None:
+            self.journal.prioritised(indices, priorities, generations)
+        return updated
+
+    def discard(self, env_id: str) -> int:
+        """Removes an episode of an env, as `DataBuffer.discard_episode`; its caller writes it down.
+
+        Raises:
+            KeyError: No data of this env ever came.
+            ReplayError: The env makes rollouts.
+        """
+        discarded = self.buffer.discard_episode(env_id)
+        self.changed()
+        return discarded
+
     def clear(self) -> int:
         """Drops what is stored; returns how many transitions."""
         before = self.buffer.num_transitions()
         self.buffer.clear()
+        if self.journal is not None:
+            self.journal.cleared()
         self.changed()
         return before - self.buffer.num_transitions()
+
+    def reset(self) -> None:
+        """Makes the table as it was at first: nothing is stored, and nobody writes."""
+        self.buffer.init()
+        self.sampled_total = self._pushed = 0
+        if self.limiter is not None:
+            self.limiter.restore({"inserted": 0, "sampled": 0})
+        self.producers.clear()
 
     def changed(self) -> None:
         """Takes note that something was stored or removed from outside."""
         self.rendezvous.moved(room=True, ready=True)
 
 
+def _own_buffer(config: BufferConfig) -> BufferConfig:
+    """Returns a section without what is none of the business of the buffer of one table.
+
+    That is what only a table has, which other buffer servers are shards beside this one, and what
+    a server keeps on disk of all its tables.
+    """
+    here: dict[str, Any] = {"type": "unified", "num_shards": None, "addresses": [], "nodes": {}}
+    in_memory = {name: field.default for name, field in DurabilityConfig.model_fields.items()}
+    return config.model_copy(
+        update={
+            "storage": config.storage.model_copy(update=here),
+            "node_affinity_env": False,
+            "node_affinity_train": False,
+            "rate_limiter": None,
+            "tables": {},
+            **in_memory,
+        }
+    )
+
+
 def insert_into(
-    tables: Sequence[BufferTable], env_id: str, items: Sequence[Item]
+    tables: Sequence[BufferTable],
+    env_id: str,
+    items: Sequence[Item],
+    on_fit: Callable[[], None] | None = None,
+    *,
+    again: bool = False,
 ) -> BufferTable | None:
     """Stores items of one env in several tables, in all or in none.
+
+    Args:
+        tables: The tables.
+        env_id: Id of the env.
+        items: The items.
+        on_fit: Called when it is known that there is room for them, and nothing of them is stored.
+        again: Whether there was room for them once, which is not asked for again.
 
     Returns:
         None if they are stored; else a table that has no room for them yet.
@@ -514,11 +654,13 @@ def insert_into(
     """
     prepared = [table.prepare(env_id, items) for table in tables]
     for table, checked in zip(tables, prepared, strict=True):
-        if not table.has_room(checked):
+        if not (again or table.has_room(checked)):
             return table
     if len(tables) > 1:
         for table, checked in zip(tables, prepared, strict=True):
             table.check_full(checked)
+    if on_fit is not None:
+        on_fit()
     for table, checked in zip(tables, prepared, strict=True):
         table.commit(checked)
     return None

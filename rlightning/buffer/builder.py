@@ -6,6 +6,8 @@ from typing import Any
 
 from rlightning.buffer.base_buffer import DataBuffer
 from rlightning.buffer.functions import load_functions
+from rlightning.buffer.utils.postprocess import n_step_postprocess_fn
+from rlightning.errors import ConfigError
 from rlightning.utils.config import BufferConfig
 from rlightning.utils.registry import BUFFERS
 
@@ -19,8 +21,12 @@ def build_data_buffer(config: BufferConfig, **functions: Any) -> DataBuffer:
             those that `functions` of the section names.
 
     Raises:
-        ConfigError: A function that is named cannot be imported.
+        ConfigError: A function that is named cannot be imported, or does what `n_step` does.
     """
     named = load_functions(config.functions)
+    if config.n_step > 1 and config.type == "ReplayBuffer":
+        if "postprocess_fn" in named:
+            raise ConfigError("buffer.n_step and buffer.functions.postprocess_fn: expected one")
+        named["postprocess_fn"] = n_step_postprocess_fn(config.n_step, config.n_step_gamma)
     buffer: DataBuffer = BUFFERS.get(config.type)(config, **{**named, **functions})
     return buffer

@@ -45,6 +45,7 @@ _REWARD_BYTES = 4 + 1 + 1
 _OWN_BYTES = 8 + 8 + 8 + 1 + 1  # episode_id, step, policy_version, action_source, cut
 
 _AGE_BYTES = 4
+_TEXT_ID_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,13 @@ class Schema:
         rewards = _REWARD_BYTES * (1 if self.agents is None else len(self.agents))
         own = _OWN_BYTES + (_AGE_BYTES if self.aged else 0)
         return observations + rewards + own + sum(layout.nbytes for layout in parts)
+
+    @property
+    def text_bytes(self) -> int:
+        """What a ring saves of `row_bytes`: it keeps numbers of texts outside the observation."""
+        layouts = [*self.extras.values(), *(self.outputs or {}).values()]
+        leaves = [leaf for layout in layouts for leaf in layout.leaves if leaf.text]
+        return sum(leaf.nbytes - _TEXT_ID_BYTES for leaf in leaves)
 
     def difference(self, other: Schema) -> str | None:
         """Says what keeps rows of `other` from being stored beside these; None if nothing."""
@@ -268,11 +276,7 @@ def is_batched(
     if env_ret.rows is not None or env_ret.episode_id is not None or (num_envs or 1) > 1:
         return True
     if declared is not None:
-        value = env_ret.observation
-        leaf = declared.leaves[0]
-        while isinstance(value, (Mapping, tuple, list)) and len(value):
-            value = next(iter(value.values())) if isinstance(value, Mapping) else value[0]
-        return np.ndim(value) > len(leaf.shape)
+        return declared.is_batched(env_ret.observation)
     reward = env_ret.last_reward
     if isinstance(reward, Mapping):
         reward = next(iter(reward.values()), 0.0)

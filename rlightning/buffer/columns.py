@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlightning.buffer.utils.frozen import before_write
 from rlightning.buffer.utils.layout import Array, Layout
 
 
@@ -21,6 +22,7 @@ class Column:
 
     def write(self, index: Any, arrays: Sequence[Array]) -> None:
         """Writes one array per leaf at an index of the leading axes."""
+        before_write(self.arrays, index)
         if len(arrays) == 1:
             self.arrays[0][index] = arrays[0]
             return
@@ -29,6 +31,7 @@ class Column:
 
     def fill(self, index: Any, value: Any) -> None:
         """Writes one number, or one for each row, into a column of a single leaf."""
+        before_write(self.arrays, index)
         self.arrays[0][index] = value
 
     def read(self, index: Any) -> list[Array]:

@@ -251,7 +251,7 @@ class EpisodeGroup(Group):
             steps, rows = self._finished.pop(0)
             assert self._postprocess_fn is not None
             columns = dict(self._postprocess_fn(steps))
-            columns = map_arrays(lambda leaf: as_array(leaf, "postprocess_fn"), columns)
+            columns = map_arrays(lambda leaf: as_array(leaf, "postprocess_fn", text=True), columns)
             length = min((len(leaf) for leaf in iter_arrays(columns)), default=0)
             if not length:
                 continue

@@ -53,8 +53,26 @@ class Feed(ABC):
         self._where = where
 
     @abstractmethod
-    async def next(self, patience_s: float = 0.0) -> Taken:
-        """Waits for a batch, as `Rendezvous.wait_for` does."""
+    def check(self, batch_size: int) -> None:
+        """Checks that there can be batches of a size; 0 for whole rollouts.
+
+        Raises:
+            InvalidRequestError: There cannot; the message names the field.
+        """
+
+    @abstractmethod
+    async def next(self, patience_s: float = 0.0, *, batch_size: int = 0) -> Taken:
+        """Waits for a batch, as `Rendezvous.wait_for` does.
+
+        Args:
+            patience_s: As of `Rendezvous.wait_for`.
+            batch_size: Transitions or episodes in this one, checked; 0 for as many as the feed was
+                made for.
+        """
+
+    def copied(self, taken: Taken) -> None:
+        """Takes note that the columns of a batch were copied, as of `BufferTable`."""
+        self.tables[0].copied(taken)
 
     def release(self, taken: Taken) -> None:
         """Takes note that a batch was used, as of `BufferTable`."""
@@ -95,7 +113,7 @@ class TableFeed(Feed):
         super().__init__((table,), where, rank, world_size)
         self._table = table
         self._batch_size = batch_size
-        _check(table, batch_size, where)
+        self.check(batch_size)
         if table.queue is not None and world_size > 1:
             raise InvalidRequestError(
                 f"world_size {world_size}: table '{table.name}' is a queue, which any number of "
@@ -104,19 +122,22 @@ class TableFeed(Feed):
         if table.rollout_rows % world_size:
             raise PreconditionError(indivisible(table.rollout_rows, world_size))
 
-    async def next(self, patience_s: float = 0.0) -> Taken:
-        """Waits for a batch, as `Rendezvous.wait_for` does.
+    def check(self, batch_size: int) -> None:
+        """Checks that the table serves batches of a size at some time; see `Feed.check`."""
+        _check(self._table, batch_size, self._where)
+
+    async def next(self, patience_s: float = 0.0, *, batch_size: int = 0) -> Taken:
+        """Waits for a batch; see `Feed.next`.
 
         Raises:
             UnavailableError: Another rank has not used its share for `producer_timeout_s`, and no
                 rollout is complete before it has; reason `RANK_SILENT`, the message names it.
         """
         timeout_s = self._table.producers.timeout_ns / 1e9 if self.world_size > 1 else None
+        take = partial(self._take, batch_size or self._batch_size)
         while True:
             try:
-                return await self._table.rendezvous.wait_for(
-                    self._take, timeout_s, patience_s=patience_s
-                )
+                return await self._table.rendezvous.wait_for(take, timeout_s, patience_s=patience_s)
             except DeadlineExceededError:
                 shares = self._table.share_between(self.world_size)
                 said = None if shares is None else shares.awaited(self.rank)
@@ -125,9 +146,9 @@ class TableFeed(Feed):
                         f"table '{self._table.name}': {said}", reason=RANK_SILENT
                     ) from None
 
-    def _take(self) -> Taken | None:
+    def _take(self, batch_size: int) -> Taken | None:
         return self._table.take(
-            self._batch_size or None,
+            batch_size or None,
             self._where,
             rank=self.rank,
             world_size=self.world_size,
@@ -160,24 +181,35 @@ class MixedFeed(Feed):
         names = [table.name for table in self.tables]
         if len(set(names)) < len(names):
             raise InvalidRequestError(f"fractions: expected each table once, got {names}")
-        counts = split_batch_size([fraction for _, fraction in fractions], batch_size, names)
-        self._parts = tuple(zip(self.tables, counts, strict=True))
-        for table, count in self._parts:
+        for table in self.tables:
             if not table.samples_transitions:
                 raise InvalidRequestError(
                     f"fractions: table '{table.name}' does not sample single transitions"
                 )
-            _check(table, count, where)
+        self._fractions = [fraction for _, fraction in fractions]
+        self._batch_size = batch_size
+        self.check(batch_size)
         lengths = {table.sampler.length for table in self.tables}
         if len(lengths) > 1:
             raise InvalidRequestError(
                 f"fractions: expected sequences of one length, got {sorted(lengths)}"
             )
 
-    async def next(self, patience_s: float = 0.0) -> Taken:
-        """Waits until every table has its part, as `Rendezvous.wait_for` does."""
+    def check(self, batch_size: int) -> None:
+        """Checks that each table serves its part of such batches at some time; see `Feed.check`."""
+        for table, count in self._counts(batch_size):
+            _check(table, count, self._where)
+
+    def _counts(self, batch_size: int) -> list[tuple[BufferTable, int]]:
+        names = [table.name for table in self.tables]
+        counts = split_batch_size(self._fractions, batch_size, names)
+        return list(zip(self.tables, counts, strict=True))
+
+    async def next(self, patience_s: float = 0.0, *, batch_size: int = 0) -> Taken:
+        """Waits until every table has its part; see `Feed.next`."""
+        wanted = self._counts(batch_size or self._batch_size)
         while True:
-            lacking = [part for part in self._parts if not part[0].offers(part[1], self._where)]
+            lacking = [part for part in wanted if not part[0].offers(part[1], self._where)]
             if not lacking:
                 break
             table, count = lacking[0]
@@ -185,11 +217,14 @@ class MixedFeed(Feed):
                 partial(self._offered, table, count), patience_s=patience_s
             )
         parts = []
-        for table, count in self._parts:
+        for table, count in wanted:
             taken = table.take(count, self._where, rank=self.rank, world_size=self.world_size)
             assert taken is not None  # it was offered, and nothing has run since
             parts.append(taken)
-        return _mixed([table.name for table in self.tables], parts)
+        batch = _mixed([table.name for table in self.tables], parts)
+        for table, part in zip(self.tables, parts, strict=True):
+            table.copied(part)  # but the memory of the batch is counted by its parts
+        return batch
 
     def _offered(self, table: BufferTable, count: int) -> bool | None:
         return table.offers(count, self._where) or None
@@ -262,16 +297,13 @@ def _mixed(names: Sequence[str], parts: Sequence[Taken]) -> Taken:
         if any(name in part for part in columns):
             for part, size in zip(columns, sizes, strict=True):
                 part.setdefault(name, _default(name, part, size))
-    sample = _joined(names, columns)
-    for taken in parts:
-        taken.sample.clear()  # but the memory of the batch is counted by its parts
     return Taken(
         sum(part.transitions for part in parts),
         {
             "tables": list(names),
             "table_index": np.repeat(np.arange(len(names), dtype=np.int32), sizes),
         },
-        sample=sample,
+        sample=_joined(names, columns),
         nbytes=sum(part.nbytes for part in parts),
         units=sum(part.units for part in parts),
         parts=parts,

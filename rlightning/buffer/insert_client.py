@@ -23,6 +23,7 @@ from rlightning.errors import (
     StorageFullError,
     UnavailableError,
 )
+from rlightning.latency import ClockOffset, LatencyStats
 from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status, too_large
@@ -30,6 +31,7 @@ from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.utils.waiting import wait_within
 from rlightning.v1 import buffer_service_pb2 as pb
+from rlightning.v1.session_pb2 import Timing
 from rlightning.wire import Limits, Reader, Writer, fill_env_ret, fill_policy_response
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,10 @@ class _Sent(NamedTuple):
     epoch: int
     items: int
     data: bytes
+    sent_ns: int
+    """When it was first sent, by this process's monotonic clock."""
+    left_ns: int
+    """When what it brings left the env, by the same clock."""
 
 
 class InsertClient:
@@ -81,8 +87,12 @@ class InsertClient:
         window_bytes: Bytes that may be unacked, unless it is a single message.
         rpc: Limits and times.
         auth: Token and certificates.
+        stats: Where durations are recorded; by default, those of this client alone.
 
     Attributes:
+        stats: Durations in seconds: `insert_ack` from handing a message to the network until its
+            ack, and `env_to_buffer` from when its first EnvRet left its env until the server has
+            it, where the server's clock is known, with its uncertainty.
         acked: Items acked so far.
         resent: Messages sent again after a cut.
         rebased: Times that the server had lost what it had acked.
@@ -102,9 +112,11 @@ class InsertClient:
         window_bytes: int = 16 * 2**20,
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
+        stats: LatencyStats | None = None,
     ) -> None:
         if not spec.env_id:
             raise ConfigError("an InsertClient needs the id of its env in the spec")
+        self.stats = LatencyStats() if stats is None else stats
         self.acked = 0
         self.resent = 0
         self.rebased = 0
@@ -116,6 +128,7 @@ class InsertClient:
         self._window_bytes = window_bytes
         self._per_message = 1
         self._session: SessionClient[pb.InsertRequest, pb.InsertResponse] | None = None
+        self._left_ns = 0  # of the first item of the next message
         self._next = InsertMessage()
         self._window: deque[_Sent] = deque()
         self._unsent: deque[_Sent] = deque()
@@ -138,6 +151,16 @@ class InsertClient:
     def address(self) -> str:
         """Address of the server."""
         return self._channel.address
+
+    @property
+    def unacked(self) -> int:
+        """Items that the server has not acked."""
+        return self._unacked_items + self._next.items
+
+    @property
+    def offset(self) -> ClockOffset | None:
+        """The server's clock against this one; None before `start`."""
+        return None if self._session is None else self._session.offset
 
     async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Opens the session. May be called again after it failed.
@@ -231,7 +254,7 @@ class InsertClient:
         if table != self._next.table:
             self._close_message()
             self._next.table = table
-        await self._put(pieces, nbytes, writer.used()[0])
+        await self._put(pieces, nbytes, writer.used()[0], env_ret.left_ns)
 
     def _is_window_full(self) -> bool:
         items = self._unacked_items + self._next.items
@@ -240,7 +263,7 @@ class InsertClient:
             or self._unacked_bytes + self._next.item_bytes >= self._window_bytes
         )
 
-    async def _put(self, item: list[Any], nbytes: int, leaves: int) -> None:
+    async def _put(self, item: list[Any], nbytes: int, leaves: int, left_ns: int) -> None:
         """Adds an item to the next message, and sends that if it is full."""
         message = self._next
         if nbytes + message.envelope_bytes > self._cap:
@@ -255,6 +278,8 @@ class InsertClient:
             message.item_bytes + nbytes > full or message.leaves + leaves > _MAX_LEAVES
         ):
             self._close_message()
+        if not message.items:
+            self._left_ns = left_ns
         message.add(item, nbytes, leaves)
         if message.items >= self._per_message or message.item_bytes >= full:
             await self._send_next()
@@ -274,9 +299,11 @@ class InsertClient:
             return
         assert session is not None
         self._seq += 1
-        items = message.items
-        data = message.take(session.new_request(), self._seq, session.epoch)
-        sent = _Sent(self._seq, session.epoch, items, data)
+        items, left_ns = message.items, self._left_ns
+        request = session.new_request()
+        sent_ns = request.timing.sent_ns
+        data = message.take(request, self._seq, session.epoch)
+        sent = _Sent(self._seq, session.epoch, items, data, sent_ns, left_ns or sent_ns)
         self._window.append(sent)
         self._unsent.append(sent)
         self._unacked_items += items
@@ -427,6 +454,8 @@ class InsertClient:
             return
         ack = reader.message.ack
         self._withheld = ack.withheld
+        if self.stats.enabled:
+            self._record(ack.seq, reader.message.timing)
         self._blocked = None
         if ack.HasField("blocked"):
             self._blocked = from_error_status(ack.blocked, peer=self.address)
@@ -440,6 +469,21 @@ class InsertClient:
         if ack.HasField("error"):
             self._refusal = from_error_status(ack.error, peer=self.address)
             self._forget(ack.seq + 1)
+
+    def _record(self, seq: int, timing: Timing) -> None:
+        session = self._session
+        if session is None:
+            return
+        heard_ns = session.heard_ns
+        for sent in self._window:
+            if sent.seq > seq:
+                break
+            self.stats.record("insert_ack", (heard_ns - sent.sent_ns) * 1e-9)
+            if sent.sent_ns == timing.echo_sent_ns:
+                way = session.offset.uplink(sent.sent_ns, timing.received_ns)
+                if way is not None:
+                    before_s = (sent.sent_ns - sent.left_ns) * 1e-9
+                    self.stats.record("env_to_buffer", before_s + way[0], way[1])
 
     def _forget(self, seq: int) -> None:
         """Drops from the window what was seen by the server."""

@@ -39,6 +39,11 @@ class RateLimiter:
             self._least, self._most = middle - config.error_buffer, middle + config.error_buffer
 
     @property
+    def samples_per_insert(self) -> float | None:
+        """How often each shall be sampled; None: as it happens."""
+        return self._ratio
+
+    @property
     def surplus(self) -> float:
         """How many samples the inserts so far allow that were not drawn; 0 without a ratio."""
         return 0.0 if self._ratio is None else self.inserted * self._ratio - self.sampled

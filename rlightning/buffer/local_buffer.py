@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from rlightning.buffer.arguments import check_shards, refuse_data_dir
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.rendezvous import BLOCKED
@@ -24,12 +25,15 @@ class LocalBuffer:
         table: The table that it keeps.
 
     Raises:
-        ConfigError: The section has several tables, or asks for what the buffer does not offer.
+        ConfigError: The section has several tables or a data directory, or asks for what the buffer
+            does not offer.
     """
 
     def __init__(self, config: BufferConfig) -> None:
+        refuse_data_dir(config)
         if config.tables:
             raise ConfigError("buffer.tables: only a buffer server has several tables")
+        check_shards(config)
         self.table = BufferTable("default", config)
         self._lent: Taken | None = None
         self._batches = 0

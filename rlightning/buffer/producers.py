@@ -62,6 +62,19 @@ class Producers(Mapping[str, Producer]):
         """Takes note that a writer will not come back."""
         self._last = self._by_env.pop(env_id)
 
+    def orphan(self) -> None:
+        """Takes note that the writers of before are gone: whoever comes in their place is another.
+
+        What they left open stays until somebody closes it, or comes.
+        """
+        for env_id in self._by_env:
+            self._by_env[env_id] = Producer(env_id, "")
+
+    def clear(self) -> None:
+        """Forgets all writers."""
+        self._by_env.clear()
+        self._last = Producer("", "")
+
     def of(self, env_id: str, writer_id: str) -> Producer | None:
         """Returns the producer that a writer is; None if another one has taken over."""
         producer = self._by_env.get(env_id)

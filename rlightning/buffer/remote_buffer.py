@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,16 @@ from typing_extensions import Self
 from rlightning.buffer.insert_client import SERVICE, InsertClient, items_per_message
 from rlightning.buffer.parts import split
 from rlightning.buffer.sample_client import SampleClient
-from rlightning.errors import CodecError, RemoteError, ResourceExhaustedError
+from rlightning.errors import (
+    CodecError,
+    PreconditionError,
+    RemoteError,
+    ResourceExhaustedError,
+)
+from rlightning.latency import ClockOffset
 from rlightning.rpc.channel import connect, unary, unary_stream
+from rlightning.rpc.protocol import measure, stamp
+from rlightning.rpc.status import NO_DATA_DIR
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Batch, ChunkJoiner, Limits, Reader, decode_batch, read_value
@@ -26,6 +34,7 @@ __all__ = [
     "SERVICE",
     "BufferClient",
     "BufferStatus",
+    "Checkpoint",
     "InsertClient",
     "SampleClient",
     "TableStatus",
@@ -33,6 +42,7 @@ __all__ = [
 ]
 
 _CALL_TIMEOUT_S = 30.0
+_CHECKPOINT_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,18 @@ class BufferStatus:
     stats: Mapping[str, Any]
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint on the disk of a buffer server.
+
+    Attributes:
+        name: Its name, for `buffer.restore`.
+        nbytes: Its size in bytes.
+    """
+
+    name: str
+    nbytes: int
+
+
 class BufferClient:
     """Asks a buffer server what it holds, reads rows and drops them. Belongs to one event loop.
 
@@ -81,6 +103,9 @@ class BufferClient:
         max_batch_bytes: How large an answer of `get` may be.
         rpc: Limits and times.
         auth: Token and certificates.
+
+    Attributes:
+        offset: The server's clock against this one, as far as `describe` tells.
     """
 
     def __init__(
@@ -91,6 +116,7 @@ class BufferClient:
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
     ) -> None:
+        self.offset = ClockOffset()
         self._channel = connect(address, rpc=rpc, auth=auth)
         self._max_batch_bytes = max_batch_bytes
 
@@ -127,13 +153,16 @@ class BufferClient:
             NotFoundError: There is no such table.
             UnavailableError: The server could not be reached.
         """
+        request = pb.BufferServiceDescribeRequest(table=table)
+        stamp(request)
         response = await unary(
             self._channel,
             f"/{SERVICE}/Describe",
-            pb.BufferServiceDescribeRequest(table=table),
+            request,
             pb.BufferServiceDescribeResponse,
             timeout=timeout_s,
         )
+        measure(self.offset, request, response)
         reader = Reader(pb.BufferServiceDescribeResponse, response.SerializeToString())
         return BufferStatus(
             response.library_version,
@@ -207,6 +236,33 @@ class BufferClient:
             timeout=timeout_s,
         )
         return response.updated
+
+    async def checkpoint(self, *, timeout_s: float = _CHECKPOINT_TIMEOUT_S) -> Checkpoint | None:
+        """Writes everything that the server holds to its disk, while it goes on.
+
+        Args:
+            timeout_s: How long it may take, in seconds.
+
+        Returns:
+            What was written; None if the server keeps nothing on disk: it has no `buffer.data_dir`.
+
+        Raises:
+            ResourceExhaustedError: Its disk is full; what was there before still is.
+            UnavailableError: The server could not be reached.
+        """
+        try:
+            response = await unary(
+                self._channel,
+                f"/{SERVICE}/Checkpoint",
+                pb.CheckpointRequest(),
+                pb.CheckpointResponse,
+                timeout=timeout_s,
+            )
+        except PreconditionError as error:
+            if error.reason != NO_DATA_DIR:
+                raise
+            return None
+        return Checkpoint(response.name, response.total_bytes)
 
     async def truncate(
         self, env_ids: Sequence[str], table: str = "", *, timeout_s: float = _CALL_TIMEOUT_S
@@ -330,7 +386,7 @@ class BufferClient:
             self._channel, f"/{SERVICE}/Get", request, pb.GetResponse, timeout=timeout_s
         )
         joiner: ChunkJoiner | None = None
-        whole: bytearray | None = None
+        whole: memoryview | None = None
         async with aclosing(responses):
             async for response in responses:
                 if joiner is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rlightning.buffer.base_buffer import DataBuffer
@@ -20,6 +21,7 @@ class ReplayBuffer(DataBuffer):
         drop_last: bool | None = True,
         *,
         where: Where | None = None,
+        out: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Draws a batch as `DataBuffer.sample` does; the data stays.
 
@@ -29,4 +31,4 @@ class ReplayBuffer(DataBuffer):
         """
         if batch_size is not None and batch_size > self.size() > 0:
             raise ValueError(f"a batch of {batch_size} from {self.size()} stored transitions")
-        return super().sample(batch_size, shuffle, drop_last, where=where)
+        return super().sample(batch_size, shuffle, drop_last, where=where, out=out)

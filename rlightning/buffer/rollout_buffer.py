@@ -30,7 +30,13 @@ class RolloutBuffer(DataBuffer):
 
     @property
     def rollouts(self) -> RolloutCollector:
-        """The rollouts of the envs that were opened."""
+        """The rollouts of the envs that were opened.
+
+        Raises:
+            ReplayError: There are several storages, of which each has its own.
+        """
+        if len(self.storages) > 1:
+            raise ReplayError("rollouts are collected in one storage, or in buffer servers")
         storage = self._get_storage()
         assert isinstance(storage, RolloutStorage)
         return storage.rollouts
@@ -49,15 +55,20 @@ class RolloutBuffer(DataBuffer):
         drop_last: bool | None = True,
         *,
         where: Where | None = None,
+        out: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Draws a batch as `DataBuffer.sample` does, and drops everything that is stored.
+
+        Of buffer servers it is their next rollout, [T, N, ...], with the rows of all of them.
 
         Raises:
             BufferEmptyError: Nothing is stored.
             ValueError: `batch_size` is larger than what is stored.
             ReplayError: The transitions here are rollouts; take them from `rollouts`.
         """
-        if self.storages and self.rollouts.groups:
+        if self._remote is not None:
+            return super().sample(batch_size, shuffle, drop_last, where=where, out=out)
+        if any(storage.rollouts.groups for storage in self.storages.values()):
             raise ReplayError("the envs of this buffer were opened: take its rollouts")
         size = self.size()
         if batch_size is not None and not isinstance(self.sampler, AllDataSampler):
@@ -67,6 +78,6 @@ class RolloutBuffer(DataBuffer):
                 logger.warning(
                     "%d of %d stored transitions are dropped unseen", size - batch_size, size
                 )
-        batches = super().sample(batch_size, shuffle, drop_last, where=where)
+        batches = super().sample(batch_size, shuffle, drop_last, where=where, out=out)
         self.clear()
         return batches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import Mapping
@@ -40,8 +41,10 @@ class _Fetched(NamedTuple):
     """A batch that nobody asked for yet."""
 
     ack_id: int
-    """Under which number to ack it; 0 if its server does not know it any more."""
+    """Under which number to ack it; 0 if its server needs no ack, or does not know it any more."""
     batch: Batch
+    size: int
+    """How many transitions were asked for; 0 for as many as the session said."""
 
 
 class SampleClient:
@@ -54,7 +57,8 @@ class SampleClient:
     Args:
         address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
         table: Which table; empty means `default`.
-        batch_size: Transitions in a batch; 0 for whole rollouts.
+        batch_size: Transitions in a batch; 0 for whole rollouts. With a `prefetch` of 0,
+            `next_batch` may ask for others.
         where: What a transition must be to be in a batch, where the table samples transitions.
         fractions: The part of each batch that comes from each of several tables, by name, instead
             of `table`; they sum to 1. The batch's metadata then have `tables` and `table_index`,
@@ -104,7 +108,8 @@ class SampleClient:
         self._storage_id = ""
         self._fetched: deque[_Fetched] = deque()
         self._ahead = prefetch
-        self._requested = 0
+        # Sizes of the batches that were asked for and are not here, the oldest first.
+        self._asked: deque[int] = deque()
         self._joining = 0
         self._joiner: ChunkJoiner | None = None
         self._lent = 0
@@ -117,6 +122,14 @@ class SampleClient:
     def address(self) -> str:
         """Address of the server."""
         return self._channel.address
+
+    @property
+    def away_s(self) -> float:
+        """For how long there has been no connection, in seconds; 0 while there is one."""
+        session = self._session
+        if session is None or session.connected:
+            return 0.0
+        return (time.monotonic_ns() - session.lost_ns) / 1e9
 
     async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Opens the session. May be called again after it failed.
@@ -162,11 +175,13 @@ class SampleClient:
     ) -> None:
         await self.close()
 
-    async def next_batch(self, timeout_s: float | None = None) -> Batch:
+    async def next_batch(self, timeout_s: float | None = None, *, batch_size: int = 0) -> Batch:
         """Waits for the next batch; the one before it is acked by that.
 
         Args:
             timeout_s: How long, in seconds; None: for ever.
+            batch_size: Transitions in this batch, where nothing is prefetched; 0 for as many as the
+                session said.
 
         Returns:
             The batch; its arrays are read-only, and valid for as long as they are kept.
@@ -185,13 +200,17 @@ class SampleClient:
         if session is None:
             raise ReplayError("next_batch needs a session: await start() first")
         await self.ack()
-        await self._request(session, max(1, self._prefetch))
-        try:
-            await wait_within(self._some(), timeout_s)
-        except asyncio.TimeoutError:
-            raise DeadlineExceededError(
-                f"no batch within {timeout_s:g} s", peer=self.address
-            ) from None
+        if batch_size:
+            await self._request_size(session, batch_size)
+        else:
+            await self._request(session, max(1, self._prefetch))
+        if not self._fetched or self._fetched[0].size != batch_size:
+            try:
+                await wait_within(self._some(batch_size), timeout_s)
+            except asyncio.TimeoutError:
+                raise DeadlineExceededError(
+                    f"no batch within {timeout_s:g} s", peer=self.address
+                ) from None
         fetched = self._fetched.popleft()
         self._lent = fetched.ack_id
         await self._request(session, self._prefetch)
@@ -208,9 +227,13 @@ class SampleClient:
             self._acks.append(lent)
             await session.send(self._ack(session, lent))
 
-    async def _some(self) -> None:
-        """Returns when there is a batch, or raises what keeps it from coming."""
-        while not self._fetched:
+    async def _some(self, size: int) -> None:
+        """Returns when there is a batch of a size, or raises what keeps it from coming."""
+        while True:
+            while self._fetched and self._fetched[0].size != size:
+                self._fetched.popleft()  # nobody waits for it any more
+            if self._fetched:
+                return
             if self._failure is not None:
                 raise self._failure
             if self._complaint is not None:
@@ -224,10 +247,19 @@ class SampleClient:
     ) -> None:
         """Asks for as many batches as are missing to have `ahead` of them here or on their way."""
         self._ahead = ahead
-        missing = ahead - len(self._fetched) - self._requested
+        missing = ahead - len(self._fetched) - len(self._asked)
         if missing > 0 and session.connected:
-            self._requested += missing
+            self._asked.extend([0] * missing)
             await session.send(self._credit(session, missing))
+
+    async def _request_size(
+        self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], size: int
+    ) -> None:
+        """Asks for a batch of a size unless it is on its way."""
+        if size in self._asked or any(fetched.size == size for fetched in self._fetched):
+            return
+        self._asked.append(size)
+        await session.send(self._credit(session, 1, size))
 
     def _ack(
         self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], batch_id: int
@@ -237,10 +269,14 @@ class SampleClient:
         return request.SerializeToString()
 
     def _credit(
-        self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], batches: int
+        self,
+        session: SessionClient[pb.SampleRequest, pb.SampleResponse],
+        batches: int,
+        size: int = 0,
     ) -> bytes:
         request = session.new_request()
         request.credit.batches = batches
+        request.credit.batch_size = size
         request.credit.SetInParent()
         return request.SerializeToString()
 
@@ -280,13 +316,17 @@ class SampleClient:
         for batch_id in self._acks:
             await session.send_now(self._ack(session, batch_id))
         # Unacked batches come again by themselves, and none before a credit, be it of 0.
-        self._requested = max(0, self._ahead - len(self._fetched))
-        await session.send_now(self._credit(session, self._requested))
+        if any(self._asked):
+            for size in tuple(self._asked):
+                await session.send_now(self._credit(session, 1, size))
+            return
+        self._asked = deque([0] * max(0, self._ahead - len(self._fetched)))
+        await session.send_now(self._credit(session, len(self._asked)))
 
     def _begin_session(self, *, restarted: bool) -> None:
         """Takes note that the server does not know which batches are here."""
         if restarted:  # they exist here alone
-            self._fetched = deque(_Fetched(0, batch) for _, batch in self._fetched)
+            self._fetched = deque(fetched._replace(ack_id=0) for fetched in self._fetched)
             self._acks.clear()
         else:  # it gave them back: what is not used yet comes again, here or to another learner
             self._fetched.clear()
@@ -297,13 +337,16 @@ class SampleClient:
     def _on_message(self, reader: Reader[pb.SampleResponse]) -> None:
         body = reader.message.WhichOneof("body")
         if body == "chunk":
-            self._join(reader.message.chunk)
+            self._join(reader)
         elif body == "error":
             self._complaint = from_error_status(reader.message.error, peer=self.address)
             self._progress.set()
 
-    def _join(self, chunk: pb.SampleChunk) -> None:
-        if chunk.batch_id == self._lent or any(chunk.batch_id == id for id, _ in self._fetched):
+    def _join(self, reader: Reader[pb.SampleResponse]) -> None:
+        chunk = reader.message.chunk
+        if chunk.batch_id == self._lent or any(
+            chunk.batch_id == fetched.ack_id for fetched in self._fetched
+        ):
             return  # sent again after a cut, but it is here
         if chunk.batch_id != self._joining:
             if chunk.total_bytes > self._max_batch_bytes:
@@ -315,13 +358,13 @@ class SampleClient:
             self._joining = chunk.batch_id
             self._joiner = ChunkJoiner(chunk.total_bytes, max_bytes=self._max_batch_bytes)
         assert self._joiner is not None
-        whole = self._joiner.add(chunk.offset, chunk.data)
+        whole = self._joiner.add(chunk.offset, reader.content(chunk.data))
         if whole is None:
             return
         self._joiner = None
         batch = decode_batch(whole, Limits(max_bytes=self._max_batch_bytes))
-        self._fetched.append(_Fetched(batch.batch_id, batch))
-        self._requested = max(0, self._requested - 1)
+        size = self._asked.popleft() if self._asked else 0
+        self._fetched.append(_Fetched(0 if chunk.stays else batch.batch_id, batch, size))
         self._complaint = None
         self._progress.set()
 

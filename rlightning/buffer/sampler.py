@@ -28,12 +28,19 @@ class Sampler(ABC):
 
     Attributes:
         length: How many consecutive transitions of one episode begin at each row that it chooses.
+        scale: What the weights of the last draw were divided by.
     """
 
     length = 1
+    scale = 1.0
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed(seed)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The generator."""
+        return self._rng
 
     def seed(self, seed: int | None) -> None:
         """Starts the generator anew, and those of `stream`."""
@@ -49,18 +56,21 @@ class Sampler(ABC):
         Seed, rank and `world_size` decide what it draws, whenever the others draw theirs. A lone
         learner has the generator of the sampler.
         """
-        if world_size == 1:
-            yield
-            return
-        key = (world_size, rank)
-        if key not in self._streams:
-            seeds = np.random.SeedSequence(self._entropy, spawn_key=key)
-            self._streams[key] = np.random.default_rng(seeds)
-        common, self._rng = self._rng, self._streams[key]
+        common, self._rng = self._rng, self.generator(rank, world_size)
         try:
             yield
         finally:
             self._rng = common
+
+    def generator(self, rank: int, world_size: int) -> np.random.Generator:
+        """Returns the generator of one of several learners."""
+        if world_size == 1:
+            return self._rng
+        key = (world_size, rank)
+        if key not in self._streams:
+            seeds = np.random.SeedSequence(self._entropy, spawn_key=key)
+            self._streams[key] = np.random.default_rng(seeds)
+        return self._streams[key]
 
     def sample(self, size: int, batch_size: int | None, *, shuffle: bool = True) -> Indices:
         """Returns the rows of a batch.
@@ -232,6 +242,7 @@ class PrioritisedSampler(Sampler):
             rows = np.flatnonzero(allowed)
             sums = np.cumsum(self._tree.values[container.slots_of(rows)])
             size, total = len(rows), float(sums[-1]) if len(sums) else 0.0
+        self.scale = 1.0
         if total <= 0.0:  # nothing is there, or all priorities are 0
             drawn = self.sample(size, count)
             return drawn if rows is None else rows[drawn], np.ones(count, np.float32)
@@ -244,7 +255,9 @@ class PrioritisedSampler(Sampler):
             drawn = rows[np.searchsorted(sums, parts, side="right")]
             slots = container.slots_of(drawn)
         weights = (self._tree.values[slots] / total * size) ** -self.beta
-        return drawn, (weights / weights.max(initial=0.0)).astype(np.float32)
+        if count:
+            self.scale = float(weights.max())
+        return drawn, (weights / self.scale).astype(np.float32)
 
     def _choose(self, size: int, batch_size: int | None, shuffle: bool) -> Indices:
         return self._rng.integers(0, size, batch_size, dtype=np.intp)

@@ -25,6 +25,7 @@ class Taken:
         nbytes: Size of the columns in bytes.
         units: Transitions or episodes that were drawn.
         parts: Batches of several tables that it was made of.
+        reusable: Whether the arrays of `sample` may be written anew once they were copied.
     """
 
     transitions: int
@@ -36,6 +37,7 @@ class Taken:
     nbytes: int = 0
     units: int = 0
     parts: Sequence[Taken] = ()
+    reusable: bool = False
 
     @property
     def leaves(self) -> bool:

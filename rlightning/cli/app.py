@@ -94,6 +94,14 @@ def train(
     ] = Launcher.LOCAL,
     name: Name = None,
     restart_window: RestartWindow = None,
+    resume: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="RUN",
+            help="Go on from the last checkpoint of a run: its folder, or latest. Without CONFIG, "
+            "with the config of that run.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON line on stdout, the rest on stderr.")
     ] = False,
@@ -105,15 +113,70 @@ def train(
     Exits with 0 when the target was reached (without a target: when all steps were taken), else 1.
     """
     with one_line_errors(debug=debug):
+        from rlightning.cluster.past_runs import find_run
         from rlightning.cluster.train import train as run_training
 
+        before = None
+        if resume is not None and not (configs or config):
+            before = find_run(resume)
+            configs = [before / "config.yaml"]
         effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
+        if resume is not None and before is None:
+            before = find_run(resume, effective)
         reached = run_training(
-            effective, in_process=launcher is Launcher.IN_PROCESS, quiet=quiet, as_json=as_json
+            effective,
+            in_process=launcher is Launcher.IN_PROCESS,
+            quiet=quiet,
+            as_json=as_json,
+            resume=before,
         )
     raise typer.Exit(0 if reached else EXIT_FAILED)
+
+
+class Kept(str, Enum):
+    """Which checkpoint of a run."""
+
+    BEST = "best"
+    LATEST = "latest"
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or latest.")],
+    episodes: Annotated[int, typer.Option(min=1, help="How many to finish.")] = 20,
+    checkpoint: Annotated[Kept, typer.Option(help="Which weights act.")] = Kept.BEST,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the envs.")] = 0,
+    success_return: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            help="Return that counts as a success, where the env does not say; default: the "
+            "target of the run."
+        ),
+    ] = None,
+    video: Annotated[bool, typer.Option("--video", help="Also write an mp4 file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Let the policy of a run exploit for some episodes and print what it achieves."""
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.evaluate import evaluate as run_evaluation
+        from rlightning.cluster.evaluate import show_evaluation
+        from rlightning.cluster.guard import add_import_paths
+        from rlightning.cluster.past_runs import config_of, find_run
+
+        folder = find_run(run)
+        add_import_paths(config_of(folder).services.python_path)
+        evaluation = run_evaluation(
+            folder,
+            episodes=episodes,
+            link=checkpoint.value,
+            seed=seed,
+            success_return=success_return,
+            video=video,
+        )
+        show_evaluation(evaluation, as_json=as_json)
 
 
 @app.command()

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlightning.env.episodes import EpisodeRecord
-from rlightning.learner.loop import Source
+from rlightning.latency.trace import StepTrace
+from rlightning.learner.replay_loop import ReplaySource
 from rlightning.types import EnvMeta
+from rlightning.utils.config import MainConfig
 
 
 @dataclass(frozen=True)
@@ -20,15 +22,17 @@ class ClusterState:
         episodes: Episodes that ended since the last look.
         policy_version: Version of the weights in use.
         latencies: By stage: {count, mean, p50, p90, p99, max} in seconds.
+        traces: Traces of single steps since the last look.
     """
 
     env_steps: int
     episodes: Sequence[EpisodeRecord]
     policy_version: int
     latencies: Mapping[str, Mapping[str, float]]
+    traces: Sequence[StepTrace] = ()
 
 
-class Backend(Source, Protocol):
+class Backend(ReplaySource, Protocol):
     """A cluster in training: what a learner needs, and what people want to see.
 
     All methods block and may be called from any thread. `check` raises a `ClusterError` when a
@@ -39,6 +43,15 @@ class Backend(Source, Protocol):
         """Returns the spaces and sizes of the envs, one entry per group of rows."""
         ...
 
+    def snapshot(self) -> str | None:
+        """Lets the buffer write a snapshot and returns its name; None if it writes none."""
+        ...
+
     def observe(self) -> ClusterState:
         """Returns how the services fare; each episode is reported once."""
         ...
+
+
+def batch_size(config: MainConfig) -> int | None:
+    """Returns how many transitions to ask a buffer for; None for whole rollouts."""
+    return None if config.buffer.type == "RolloutBuffer" else config.train.batch_size

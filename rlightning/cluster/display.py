@@ -96,9 +96,13 @@ class Display:
 def _latency_table(latencies: Mapping[str, Mapping[str, float]]) -> Table:
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
     table.add_column("latency", no_wrap=True)
-    for column in (*_COLUMNS, "count"):
+    uncertain = any("uncertainty" in summary for summary in latencies.values())
+    for column in (*_COLUMNS, *(("within",) if uncertain else ()), "count"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, summary in latencies.items():
-        figures = (duration(summary[key]) if key in summary else "-" for key in _COLUMNS)
+        figures = [duration(summary[key]) if key in summary else "-" for key in _COLUMNS]
+        if uncertain:
+            within = summary.get("uncertainty")
+            figures.append("" if within is None else f"\u00b1{duration(within)}")
         table.add_row(name, *figures, f"{summary.get('count', 0):,.0f}")
     return table

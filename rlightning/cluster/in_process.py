@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from rlightning.actor import ActorControl, ActorStats, run_actor
 from rlightning.buffer.local_buffer import LocalBuffer, LocalWriter
-from rlightning.cluster.backend import ClusterState
+from rlightning.cluster.backend import ClusterState, batch_size
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup, host_envs
 from rlightning.errors import ConfigError, DeadlineExceededError
@@ -41,7 +41,7 @@ class InProcessBackend:
         self._log = EpisodeLog()
         self._cursor = 0
         self._groups: list[HostedGroup] = []
-        self._stats: list[ActorStats] = []
+        self._latency = LatencyStats(enabled=config.log.latency)
         self._writers: list[LocalWriter] = []
         self._actors: list[asyncio.Task[None]] = []
 
@@ -78,9 +78,9 @@ class InProcessBackend:
             log=self._log,
         )
         for group in self._groups:
-            policy, stats = LocalPolicy(self._host, group.meta), ActorStats()
+            policy = LocalPolicy(self._host, group.meta)
+            stats = ActorStats(latency=self._latency)
             writer = self._buffer.writer(group.meta)
-            self._stats.append(stats)
             self._writers.append(writer)
             self._actors.append(asyncio.create_task(self._act(group, policy, writer, stats)))
 
@@ -109,9 +109,10 @@ class InProcessBackend:
         return [group.meta for group in self._groups]
 
     def next_batch(self, timeout_s: float) -> Mapping[str, Any] | None:
-        """Returns the next rollout's columns [T, N, ...]; None if there was none in time."""
+        """Returns the next batch's columns; None if there was none in time."""
+        size = batch_size(self._config)
         try:
-            return self._loop.run(self._buffer.next_batch(timeout_s)).columns
+            return self._loop.run(self._buffer.next_batch(timeout_s, batch_size=size)).columns
         except DeadlineExceededError:
             return None
 
@@ -120,6 +121,30 @@ class InProcessBackend:
         from rlightning.policy.weight_store import Weights
 
         self._loop.run(self._host.publish(Weights.of(version, weights)))
+
+    def hold(self, wanted: bool) -> None:
+        """Pauses the actors, or lets them go on."""
+        self._loop.run(self._hold(wanted))
+
+    async def _hold(self, wanted: bool) -> None:
+        if wanted:
+            self._control.pause()
+            await self._control.wait_idle(_STOP_S)
+        else:
+            self._control.start()
+
+    def update_priorities(self, columns: Mapping[str, Any], priorities: Any) -> None:
+        """Sets the priorities of a batch's rows."""
+        self._loop.run(self._update_priorities(columns, priorities))
+
+    async def _update_priorities(self, columns: Mapping[str, Any], priorities: Any) -> None:
+        self._buffer.table.buffer.update_priorities(
+            columns["sample_index"], priorities, columns["sample_generation"]
+        )
+
+    def snapshot(self) -> str | None:
+        """Returns None: what is in memory has no snapshots."""
+        return None
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""
@@ -136,13 +161,12 @@ class InProcessBackend:
     async def _observe(self) -> ClusterState:
         episodes = self._log.since(self._cursor) if self._cursor < self._log.cursor else []
         self._cursor = self._log.cursor
-        actors = LatencyStats()
-        for stats in self._stats:
-            actors.merge(stats.latency)
-        batcher = self._host.batcher.stats
-        latencies = {f"env.{name}": summary for name, summary in actors.summary().items()}
-        for name in ("queue", "batch_wait", "inference"):
-            latencies[f"policy.{name}"] = getattr(batcher, name).summary()
+        parts = {"env.": self._latency, "policy.": self._host.batcher.stats.latency}
+        latencies = {
+            f"{prefix}{name}": summary
+            for prefix, latency in parts.items()
+            for name, summary in latency.summary().items()
+        }
         return ClusterState(
             env_steps=self.env_steps(),
             episodes=episodes,

@@ -6,16 +6,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from rlightning.cluster.process import LABELS, ServiceProcess
-from rlightning.cluster.runs import Run
-from rlightning.errors import ClusterError, RemoteError
+from rlightning.cluster.process import ServiceProcess, label_of
+from rlightning.cluster.runs import Run, write_atomically
+from rlightning.errors import ClusterError, ConfigError, RemoteError
 from rlightning.rpc import health
 from rlightning.rpc.loop import shared_loop
-from rlightning.utils.config import MainConfig, ServiceConfig
+from rlightning.utils.config import Config, MainConfig, ServiceConfig
 
-# The env server comes last, since it dials the other two, and stops first, since it feeds them.
-SECTIONS = ("policy", "buffer", "env")
 _POLL_S = 0.02
 _PROBE_S = 1.0
 _MISSED_PROBES = 3
@@ -38,11 +38,15 @@ class LocalLauncher:
     Attributes:
         config: The effective config: every listener has the address that it bound.
         failed: Set when a service is gone for good; `check` raises then.
+        sections: The services by name: the env server comes last, since it dials the others, and
+            stops first, since it feeds them.
     """
 
     def __init__(self, config: MainConfig, run: Run, *, report: Callable[[str], None]) -> None:
         self.config = config.model_copy(deep=True)
         self.failed = threading.Event()
+        self._shards = _shards_of(self.config)
+        self.sections = ("policy", *(self._shards or ("buffer",)), "env")
         self._run = run
         self._report = report
         self._failure: ClusterError | None = None
@@ -73,7 +77,7 @@ class LocalLauncher:
             self._run.save_config(self.config)
             self._tell_of_absent()
             try:
-                self._launch(("policy", "buffer"), deadline)
+                self._launch(self.sections[:-1], deadline)
                 self._launch(("env",), deadline)
                 self._wait_serving(deadline)
             except ClusterError as error:
@@ -83,7 +87,7 @@ class LocalLauncher:
                 raise ClusterError(f"{error}; logs in {logs}") from None
             on_failure.pop_all()
         self._run.begin()
-        for section in SECTIONS:
+        for section in self.sections:
             watcher = threading.Thread(target=self._watch, args=(section,), daemon=True)
             watcher.start()
             self._watchers.append(watcher)
@@ -111,27 +115,31 @@ class LocalLauncher:
         self._stopping.set()
         try:
             self._stop_together(("env",))
-            self._stop_together(("policy", "buffer"))
+            self._stop_together(self.sections[:-1])
         finally:
             self._kill_all()
         for watcher in self._watchers:
             watcher.join()
         for section in sorted(self._strangers):
-            where = f"the {LABELS[section]} at {self.address(section)}"
+            where = f"the {label_of(section)} at {self.address(section)}"
             self._report(f"{where} was started by hand and is left to itself")
 
     def summary(self) -> Iterator[str]:
         """Yields one line for each service: its state and where it is dialled."""
-        for section in SECTIONS:
+        for section in self.sections:
             state = "SERVING" if self.probe(section) else "waits for weights"
-            yield f"{LABELS[section]:14} {state}  {self.address(section)}"
+            yield f"{label_of(section):14} {state}  {self.address(section)}"
 
     def address(self, section: str) -> str:
         """Returns where a service is dialled."""
         return self._service(section).dial_address
 
     def _service(self, section: str) -> ServiceConfig:
-        service: ServiceConfig = getattr(self.config.services, section)
+        service: ServiceConfig
+        if section in self._shards:
+            service = self._shards[section]
+        else:
+            service = getattr(self.config.services, section)
         return service
 
     def _launch(self, sections: Sequence[str], deadline: float) -> None:
@@ -139,7 +147,10 @@ class LocalLauncher:
         ours = [section for section in sections if self._service(section).address is None]
         for section in ours:
             self._processes[section] = ServiceProcess(
-                section, self._run.config_file, self._run.logs
+                section,
+                self._run.config_file,
+                self._run.logs,
+                options=self._tell_listeners(section),
             )
         for section in ours:
             process = self._processes[section]
@@ -150,16 +161,33 @@ class LocalLauncher:
                 self._service(section).listen, announcement.addresses, strict=True
             ):
                 listener.address = address
+            self._tell_listeners(section)
+        if self._shards and ours:
+            self.config.buffer.storage.addresses = [
+                shard.dial_address for shard in self._shards.values()
+            ]
         self._run.save_config(self.config)
+
+    def _tell_listeners(self, section: str) -> Sequence[str]:
+        """Writes a shard's own listeners and folder to a file; returns the options that name it."""
+        if section not in self._shards:
+            return ()
+        listen = [one.to_dict() for one in self._shards[section].listen]
+        file = self._run.config_file.with_name(f"{section}.yaml")
+        own: dict[str, Any] = {"services": {"buffer": {"listen": listen}}}
+        if self.config.buffer.data_dir is not None:
+            own["buffer"] = {"data_dir": str(Path(self.config.buffer.data_dir) / section)}
+        write_atomically(file, Config.from_dict(own).to_yaml(), mode=0o600)
+        return ("--config", str(file))
 
     def _tell_of_absent(self) -> None:
         """Says which services are waited for that others have to start."""
-        for section in SECTIONS:
+        for section in self.sections:
             address = self._service(section).address
             if address is not None and not self._is_up(section):
                 timeout_s = self.config.services.start_timeout_s
                 self._report(
-                    f"waiting up to {timeout_s:g} s for the {LABELS[section]} at {address} ..."
+                    f"waiting up to {timeout_s:g} s for the {label_of(section)} at {address} ..."
                 )
 
     def _is_up(self, section: str) -> bool:
@@ -168,8 +196,8 @@ class LocalLauncher:
         return self.probe(section, health.LIVENESS if waits else health.OVERALL)
 
     def _wait_serving(self, deadline: float) -> None:
-        for section in SECTIONS:
-            where = f"the {LABELS[section]} at {self.address(section)}"
+        for section in self.sections:
+            where = f"the {label_of(section)} at {self.address(section)}"
             while not self._is_up(section):
                 self._check_start(deadline, f"{where} is not SERVING")
                 time.sleep(_POLL_S)
@@ -180,10 +208,10 @@ class LocalLauncher:
                 raise ClusterError(last_words(process))
         if time.monotonic() > deadline:
             timeout_s = self.config.services.start_timeout_s
-            for section in SECTIONS:  # others may only wait for one that nobody can reach
+            for section in self.sections:  # others may only wait for one that nobody can reach
                 address = self._service(section).address
                 if address is not None and not self.probe(section):
-                    complaint = f"the {LABELS[section]} at {address} is not SERVING"
+                    complaint = f"the {label_of(section)} at {address} is not SERVING"
                     break
             raise ClusterError(f"{complaint} after {timeout_s:g} s (services.start_timeout_s)")
 
@@ -200,7 +228,7 @@ class LocalLauncher:
     def _watch(self, section: str) -> None:
         """Follows one service until the run ends or the service is gone for good."""
         process = self._processes.get(section)
-        label = LABELS[section]
+        label = label_of(section)
         while not self._stopping.is_set():
             if process is not None:
                 process.wait()
@@ -266,6 +294,35 @@ class LocalLauncher:
     def _kill_all(self) -> None:
         for process in self._processes.values():
             process.kill()
+
+
+def _shards_of(config: MainConfig) -> dict[str, ServiceConfig]:
+    """Returns the buffer servers of sharded storage by name; {} if it is not sharded.
+
+    Those with an address run elsewhere; others listen like `services.buffer`, each on a port of its
+    own: the next one after that of the one before, or any.
+
+    Raises:
+        ConfigError: Nothing says how many there are.
+    """
+    storage = config.buffer.storage
+    if storage.type != "sharded":
+        return {}
+    if storage.num_shards is None and not storage.addresses:
+        raise ConfigError(
+            "buffer.storage.type: 'sharded' needs storage.num_shards, or storage.addresses of "
+            "buffer servers"
+        )
+    shards = {}
+    for index in range(storage.shards):
+        shard = shards[f"buffer-{index}"] = config.services.buffer.model_copy(deep=True)
+        if storage.addresses:
+            shard.address = storage.addresses[index]
+        for listener in shard.listen:
+            host, _, port = listener.address.rpartition(":")
+            if port.isdecimal() and int(port):
+                listener.address = f"{host}:{int(port) + index}"
+    return shards
 
 
 def last_words(process: ServiceProcess) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
@@ -10,11 +11,11 @@ from types import TracebackType
 
 from typing_extensions import Self
 
-from rlightning.buffer.remote_buffer import BufferClient, BufferStatus, SampleClient
+from rlightning.buffer.remote_buffer import BufferStatus
 from rlightning.cluster.guard import add_import_paths
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.prepare import own_state, prepare
-from rlightning.cluster.remote import dial
+from rlightning.cluster.remote import buffer_clients, dial, sample_client
 from rlightning.cluster.runs import Run, this_command
 from rlightning.env.episodes import EpisodeRecord
 from rlightning.env.remote_client import EnvClient, EnvStatus
@@ -228,14 +229,13 @@ class ClusterBuffer(_Part):
     """The buffer server; every method blocks until it has answered."""
 
     async def _connect(self) -> None:
-        service = self._launcher.config.services.buffer
-        self._client = BufferClient(**dial(service))
-        self._samples = SampleClient(**dial(service))
+        self._clients = buffer_clients(self._launcher.config)
+        self._samples = sample_client(self._launcher.config)
         await self._samples.start()
 
     async def _close(self) -> None:
         await self._samples.close()
-        await self._client.close()
+        await asyncio.gather(*(client.close() for client in self._clients))
 
     def next_batch(self, timeout_s: float = 60.0) -> Batch:
         """Returns the next rollout; the one before it leaves the buffer by that.
@@ -258,10 +258,14 @@ class ClusterBuffer(_Part):
                 if left_s <= 0:
                     raise
 
-    def describe(self) -> BufferStatus:
-        """Returns what the server holds."""
-        return self._loop.run(self._client.describe())
+    def describe(self, shard: int = 0) -> BufferStatus:
+        """Returns what the server holds.
+
+        Args:
+            shard: Which server, where there are several.
+        """
+        return self._loop.run(self._clients[shard].describe())
 
     def clear(self) -> int:
         """Drops what is stored; returns how many rows that were."""
-        return self._loop.run(self._client.clear())
+        return sum(self._loop.run(client.clear()) for client in self._clients)

@@ -73,11 +73,20 @@ class Monitor:
         self._stop.set()
         self._thread.join()
 
+    @property
+    def mean_return(self) -> float | None:
+        """Mean return of the last `train.target_episodes` episodes; None before so many ended."""
+        full = len(self._returns) == self._train.target_episodes
+        return self.progress.mean_return if full else None
+
     def updated(self, update: Update) -> None:
         """Takes note of one update of the learner; called by its loop."""
         self._staleness = update.staleness
-        oldest = {"charts/max_staleness": update.max_staleness}
-        self._scalars.add({**update.metrics, **oldest}, self._learner.env_steps)
+        ages = {
+            "charts/max_staleness": update.max_staleness,
+            "charts/staleness_s": update.staleness_s,
+        }
+        self._scalars.add({**update.metrics, **ages}, self._learner.env_steps)
 
     def check(self) -> None:
         """Raises what ended the look-out, if anything did."""
@@ -103,6 +112,7 @@ class Monitor:
             return
         now = time.monotonic() - self._started
         self._run.append_episodes(state.episodes)
+        self._run.append_traces(state.traces)
         # An episode that was cut off from outside says nothing about the policy.
         ended = [episode for episode in state.episodes if episode.reason != "cut"]
         self._tell_of_cut(state.episodes)

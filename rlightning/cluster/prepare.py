@@ -10,11 +10,13 @@ import numpy as np
 from rlightning.cluster.guard import require_policy_server
 from rlightning.env.utils.backends import backend_class
 from rlightning.errors import ConfigError
-from rlightning.utils.config import MainConfig
+from rlightning.utils.config import ALGORITHMS, MainConfig
 
 
 def prepare(config: MainConfig) -> MainConfig:
     """Returns a copy in which every seed has a value, derived from `train.seed`.
+
+    A ReplayBuffer stores an episode as soon as the env has ended it.
 
     Raises:
         ConfigError: There is no env and none will attach, nothing here hosts one, a learner would
@@ -48,7 +50,38 @@ def prepare(config: MainConfig) -> MainConfig:
     for env, seed in zip(prepared.env, env_seeds, strict=True):
         if env.seed is None:
             env.seed = seed
+    for table in (prepared.buffer, *prepared.buffer.tables.values()):
+        if table.type == "ReplayBuffer":
+            table.auto_truncate_episode = True  # nobody else ends episodes in a run
+    sampler = prepared.buffer.sampler
+    if sampler is not None and sampler.seed is None:
+        sampler.seed = int(np.random.SeedSequence([config.train.seed, 1]).generate_state(1)[0])
     return prepared
+
+
+def check_learner(config: MainConfig) -> None:
+    """Checks that algorithm and buffer belong together.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    algorithm, buffer = config.learner.algorithm, config.buffer
+    needed = ALGORITHMS.get(algorithm)
+    if needed is not None and buffer.type != needed:
+        raise ConfigError(
+            f"learner.algorithm '{algorithm}' needs buffer.type {needed}, got {buffer.type}"
+        )
+    other_gamma = buffer.n_step_gamma != config.learner.gamma
+    if needed == "ReplayBuffer" and buffer.n_step > 1 and other_gamma:
+        raise ConfigError(
+            f"buffer.n_step_gamma {buffer.n_step_gamma:g} and learner.gamma "
+            f"{config.learner.gamma:g} differ"
+        )
+    if buffer.type == "ReplayBuffer" and config.learner.learning_starts > buffer.capacity:
+        raise ConfigError(
+            f"learner.learning_starts: expected at most buffer.capacity {buffer.capacity}, got "
+            f"{config.learner.learning_starts}"
+        )
 
 
 def check_batch_size(config: MainConfig) -> None:

@@ -24,6 +24,12 @@ _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 LABELS = {"env": "env server", "policy": "policy server", "buffer": "buffer server"}
 
 
+def label_of(section: str) -> str:
+    """Returns what to call a service: of `buffer-1`, one of several, "buffer server 1"."""
+    role, _, number = section.partition("-")
+    return f"{LABELS[role]} {number}".rstrip()
+
+
 @dataclass(frozen=True)
 class Announcement:
     """What a service writes once its port is bound.
@@ -44,7 +50,7 @@ class ServiceProcess:
     holds the read end of a pipe as stdin: it stops when this process is gone, however that ended.
 
     Args:
-        section: `env`, `policy` or `buffer`.
+        section: `env`, `policy` or `buffer`; of several buffer servers `buffer-0` and so on.
         config_file: Config that it reads.
         logs: Folder of its log and of its announcement.
         options: Further options of its command line.
@@ -54,11 +60,13 @@ class ServiceProcess:
         self, section: str, config_file: Path, logs: Path, *, options: Sequence[str] = ()
     ) -> None:
         self.section = section
-        self.label = LABELS[section]
-        self.log = logs / f"{section}_server.log"
-        self._announcement = logs / f".{section}_server.json"
+        self.label = label_of(section)
+        role, _, number = section.partition("-")
+        name = f"{role}_server-{number}".rstrip("-")
+        self.log = logs / f"{name}.log"
+        self._announcement = logs / f".{name}.json"
         self._command = [
-            *(sys.executable, *_SAFE_PATH, "-m", f"rlightning.services.{section}_server"),
+            *(sys.executable, *_SAFE_PATH, "-m", f"rlightning.services.{role}_server"),
             *("--config", str(config_file)),
             *options,
         ]

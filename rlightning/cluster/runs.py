@@ -20,6 +20,7 @@ from typing import Any
 
 from rlightning._version import __version__
 from rlightning.env.episodes import EpisodeRecord
+from rlightning.latency.trace import StepTrace, TraceFile
 from rlightning.utils.config import MainConfig
 
 EPISODE_COLUMNS = ("return", "length", "env", "row", "seed", "version", "reason", "ts")
@@ -39,6 +40,7 @@ class Run:
     path: Path
     manifest: dict[str, Any] = field(default_factory=dict)
     began: bool = False
+    _traces: TraceFile | None = None
 
     @classmethod
     def create(cls, config: MainConfig, *, command: Sequence[str]) -> Run:
@@ -102,6 +104,11 @@ class Run:
         """Every finished episode, one line each."""
         return self.path / "episodes.csv"
 
+    @property
+    def traces(self) -> Path:
+        """Traces of single steps, for Perfetto; there once a step was traced."""
+        return self.path / "trace.json"
+
     def save_config(self, config: MainConfig) -> None:
         """Writes the effective config, atomically: a service may be reading it.
 
@@ -127,6 +134,14 @@ class Run:
                         ended.isoformat(timespec="milliseconds"),
                     )
                 )
+
+    def append_traces(self, traces: Sequence[StepTrace]) -> None:
+        """Adds traced steps to `trace.json`, which begins with the first of them."""
+        if not traces:
+            return
+        if self._traces is None:
+            self._traces = TraceFile(self.traces)
+        self._traces.add(traces)
 
     @property
     def has_logs(self) -> bool:

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlightning.cluster.interrupt import interruptible
-from rlightning.cluster.launcher import SECTIONS, LocalLauncher
+from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.prepare import own_state, prepare
-from rlightning.cluster.process import LABELS
+from rlightning.cluster.process import label_of
 from rlightning.cluster.runs import Run, this_command
 from rlightning.utils.config import MainConfig, keys_without_effect
 
@@ -71,10 +71,10 @@ def _table(launcher: LocalLauncher) -> Callable[[], Table]:
         table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
         for column in ("service", "address", "state", "up"):
             table.add_column(column)
-        for section in SECTIONS:
+        for section in launcher.sections:
             state = "SERVING" if launcher.probe(section) else "NOT_SERVING"
             up = f"{time.monotonic() - started:.0f} s"
-            table.add_row(LABELS[section], launcher.address(section), state, up)
+            table.add_row(label_of(section), launcher.address(section), state, up)
         return table
 
     return make

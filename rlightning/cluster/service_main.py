@@ -86,6 +86,7 @@ def service_main(name: str, make_service: Callable[[MainConfig], Service]) -> No
                 grace_s=main_config.services.grace_s,
                 announce=announce,
                 name=name,
+                metrics=section.metrics,
             )
         raise typer.Exit(code)
 

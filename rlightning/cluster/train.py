@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -17,14 +18,24 @@ from rlightning.cluster.display import Display
 from rlightning.cluster.guard import require
 from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.interrupt import interruptible
+from rlightning.cluster.keeper import Keeper
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.monitor import Monitor
-from rlightning.cluster.prepare import check_batch_size, make_save_dir, own_state, prepare
+from rlightning.cluster.prepare import (
+    check_batch_size,
+    check_learner,
+    make_save_dir,
+    own_state,
+    prepare,
+)
 from rlightning.cluster.progress import Progress, describe_run, number
 from rlightning.cluster.remote import RemoteBackend
+from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint
 from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
 from rlightning.learner.loop import LearnerStats
+from rlightning.learner.replay_loop import ReplayAlgorithm
+from rlightning.rpc.metrics import MetricsServer
 from rlightning.utils.config import MainConfig, keys_without_effect
 
 SOLVED = "solved"
@@ -35,7 +46,12 @@ _CHECK_EVERY_S = 0.5
 
 
 def train(
-    config: MainConfig, *, in_process: bool = False, quiet: bool = False, as_json: bool = False
+    config: MainConfig,
+    *,
+    in_process: bool = False,
+    quiet: bool = False,
+    as_json: bool = False,
+    resume: Path | None = None,
 ) -> bool:
     """Trains until the target return is reached or the steps are used up.
 
@@ -44,17 +60,21 @@ def train(
         in_process: Keep all parts in this process instead of starting services.
         quiet: Show nothing.
         as_json: End with one JSON line on stdout, and show all else on stderr.
+        resume: Folder of a run whose latest checkpoint this one goes on from; None: none.
 
     Returns:
         Whether the target was reached; without a target: whether all steps were taken.
 
     Raises:
+        ConfigError: The config does not fit together, or not the run to go on from.
         ClusterError: A service did not start, or is gone for good.
         KeyboardInterrupt: The run was stopped from outside; its folder says so.
     """
     require("training", "learn", "torch", "tensordict", "torchrl")
     prepared = prepare(config)
+    check_learner(prepared)
     check_batch_size(prepared)
+    checkpoint = None if resume is None else checkpoint_to_resume(resume, prepared)
     make_save_dir(prepared)
     # Loading the learner's libraries takes seconds, beside the start of the services.
     threading.Thread(target=learner.preload, name="imports", daemon=True).start()
@@ -63,10 +83,13 @@ def train(
     display = Display(quiet=quiet, to_stderr=as_json, total_steps=config.train.max_env_steps)
     try:
         with interruptible(), display:
+            if checkpoint is not None:
+                run.manifest["resumed"] = str(checkpoint.path)
+                display.message(f"resumes {checkpoint.path}, {checkpoint.env_steps:,} env steps")
             for key in keys_without_effect(prepared):
                 display.message(f"note: '{key}' has no effect here")
             with _backend(prepared, run, display, in_process=in_process) as backend:
-                outcome, progress = _learn(prepared, backend, run, display)
+                outcome, progress = _learn(prepared, backend, run, display, checkpoint)
                 end = describe_run(progress, outcome)
                 _summarise(display, progress, outcome, prepared.train.target_return)
                 if prepared.train.after_target == "serve":
@@ -102,13 +125,15 @@ def _backend(
 
 
 def _learn(
-    config: MainConfig, backend: Backend, run: Run, display: Display
+    config: MainConfig,
+    backend: Backend,
+    run: Run,
+    display: Display,
+    checkpoint: learner.Checkpoint | None,
 ) -> tuple[str, Progress]:
     """Learns until the target is reached or the steps are used up; returns how it ended."""
-    stats = LearnerStats()
+    stats = LearnerStats() if checkpoint is None else checkpoint.stats()
     folder = run.tensorboard if config.log.backend == "tensorboard" else None
-    save_dir = config.train.save_dir
-    checkpoints = learner.Checkpoints(run.checkpoints if save_dir is None else Path(save_dir))
     with Scalars(folder) as scalars:
         monitor = Monitor(
             backend, stats, run=run, display=display, scalars=scalars, train=config.train
@@ -118,19 +143,39 @@ def _learn(
             monitor.check()
             return monitor.reached.is_set()
 
-        with monitor:
-            learner.train_loop(
-                learner.build_learner(config, backend.env_metas()[0]),
-                backend,
-                config.train,
-                stop=stop,
-                on_update=monitor.updated,
-                save=checkpoints.save,
-                stats=stats,
-            )
+        with monitor, _shown_metrics(config.learner.metrics, stats):
+            algorithm = learner.build_learner(config, backend.env_metas()[0])
+            if checkpoint is not None:
+                load_checkpoint(checkpoint, algorithm)
+            keeper = Keeper(config, run, backend, monitor, algorithm)
+            hooks: dict[str, Any] = {
+                "stop": stop,
+                "on_update": monitor.updated,
+                "published": keeper.published,
+                "save": keeper.save,
+                "stats": stats,
+            }
+            if config.buffer.type == "RolloutBuffer":
+                learner.train_loop(algorithm, backend, config.train, **hooks)
+            else:
+                assert isinstance(algorithm, ReplayAlgorithm)  # `build_learner` has looked
+                learner.train_from_replay(algorithm, backend, config.train, config.learner, **hooks)
     if monitor.reached.is_set():
         return SOLVED, monitor.progress
     return (FINISHED if config.train.target_return is None else MISSED), monitor.progress
+
+
+@contextlib.contextmanager
+def _shown_metrics(address: str | None, stats: LearnerStats) -> Iterator[None]:
+    """Shows the learner's metrics at an address, if there is one."""
+    if address is None:
+        yield
+        return
+    server = MetricsServer(address, stats.measure)
+    try:
+        yield
+    finally:
+        server.close()
 
 
 def _serve_on(backend: Backend, display: Display) -> None:

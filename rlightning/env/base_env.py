@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlightning.env.utils.utils import default_env_preprocess_fn
+from rlightning.latency import LatencyStats
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
 from rlightning.utils.conversions import map_leaves
@@ -48,6 +49,7 @@ class BaseEnv(ABC):
         row_seeds: Seeds of the rows at their first reset; None if they had none.
         timing_raw: `{"count", "total", "avg"}` in seconds of each timed operation: `reset`, `step`,
             and `transition_policy_to_env` if the flag DEBUG was set when the env was made.
+        latency: The same durations, of the last minute, with percentiles.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class BaseEnv(ABC):
         self.max_episode_steps = config.max_episode_steps
         self.row_seeds: list[int] | None = None
         self.timing_raw: dict[str, dict[str, float]] = {}
+        self.latency = LatencyStats()
         self._preprocess_fn = preprocess_fn or default_env_preprocess_fn
         self._debug = InternalFlag.DEBUG
         self._episode_stats: dict[str, list[float]] = {}
@@ -144,22 +147,24 @@ class BaseEnv(ABC):
         return stats
 
     def print_timing_summary(self, reset: bool = False) -> None:
-        """Logs how long resets and steps took, at level DEBUG.
+        """Logs how long resets and steps took, in all and in the last minute, at level DEBUG.
 
         Args:
             reset: Begin again from nothing.
         """
         for name, timing in self.timing_raw.items():
             logger.debug(
-                "%s %s: count %d, total %.3f s, average %.6f s",
+                "%s %s: count %d, total %.3f s, average %.6f s; last minute: %s",
                 self.env_id,
                 name,
                 timing["count"],
                 timing["total"],
                 timing["avg"],
+                self.latency[name].summary(),
             )
         if reset:
             self.timing_raw = {}
+            self.latency.clear()
 
     def is_finish(self) -> bool:
         """Whether the env has nothing more to do; to override."""
@@ -234,6 +239,7 @@ class BaseEnv(ABC):
         timing = self.timing_raw.get(name)
         if timing is None:
             timing = self.timing_raw[name] = {"count": 0, "total": 0.0, "avg": 0.0}
+        self.latency.record(name, seconds)
         timing["count"] += 1
         timing["total"] += seconds
         timing["avg"] = timing["total"] / timing["count"]

@@ -16,6 +16,7 @@ from rlightning.env.throughput import ThroughputTracker
 from rlightning.env.utils.backends import backend_class
 from rlightning.env.utils.spaces import same_structure, structure
 from rlightning.env.utils.utils import default_env_preprocess_fn
+from rlightning.latency import SlidingHistogram
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
 
@@ -315,12 +316,22 @@ class EnvGroup:
         return {key: value / count for key, (value, count) in totals.items() if count}
 
     def get_stats(self) -> dict[str, float]:
-        """Returns env steps per second over the last 5 s or more, every row counted.
+        """Returns env steps per second over the last 5 s or more, and how long steps took.
 
-        Keys are `env_throughput_sync` and `env_throughput_async`; one is absent until its first
-        window has closed.
+        Keys are `env_throughput_sync` and `env_throughput_async`, with every row counted; one is
+        absent until its first window has closed. After the first step there are `env_step_mean_s`,
+        `env_step_p50_s`, `env_step_p90_s`, `env_step_p99_s` and `env_step_max_s`, those of all envs
+        in the last minute.
         """
-        return self.throughput.get_stats()
+        steps = SlidingHistogram()
+        for env in self.id_to_env.values():
+            steps.merge(env.latency["step"])
+        summary = steps.summary()
+        del summary["count"]
+        return {
+            **self.throughput.get_stats(),
+            **{f"env_step_{name}_s": value for name, value in summary.items()},
+        }
 
     def print_timing_summary(self, reset: bool = False) -> None:
         """Logs how long the resets and steps of each env took, at level DEBUG.

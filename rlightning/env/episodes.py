@@ -117,18 +117,30 @@ class RowCounter:
         terminated: npt.NDArray[np.bool_],
         truncated: npt.NDArray[np.bool_],
         policy_version: int,
+        rows: npt.NDArray[np.int32] | None = None,
     ) -> npt.NDArray[np.intp]:
-        """Counts a step of every row; records the episodes that it ends and begins the next ones.
+        """Counts a step of some rows; records the episodes that it ends and begins the next ones.
+
+        Args:
+            reward: Of each of these rows.
+            terminated: Likewise.
+            truncated: Likewise.
+            policy_version: Version of the weights that chose the action.
+            rows: Which rows, ascending; None: all.
 
         Returns:
             The rows that ended, ascending.
         """
-        self._returns += reward
-        self.step = self.step + 1
-        ended = np.flatnonzero(terminated | truncated)
+        self.step = self.step.copy()
+        stepped = slice(None) if rows is None else rows
+        self._returns[stepped] += reward
+        self.step[stepped] += 1
+        positions = np.flatnonzero(terminated | truncated)
+        ended = positions if rows is None else rows[positions].astype(np.intp)
         if ended.size:
-            for row in ended.tolist():
-                self._record(row, "terminated" if terminated[row] else "truncated", policy_version)
+            for row, position in zip(ended.tolist(), positions.tolist(), strict=True):
+                reason = "terminated" if terminated[position] else "truncated"
+                self._record(row, reason, policy_version)
             self._returns[ended] = 0.0
             self._whole[ended] = True
             self.step[ended] = 0

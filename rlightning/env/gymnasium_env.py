@@ -8,13 +8,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.utils.actions import ActionFitter
+from rlightning.env.utils.autoreset import NextStepRows, mode_of
+from rlightning.env.utils.infos import rows_of_info
 from rlightning.env.utils.making import make_env, make_vector_env
-from rlightning.env.utils.spaces import as_declared, stack, take
+from rlightning.env.utils.spaces import as_declared, one_row, stack, take
 from rlightning.errors import ConfigError, EnvError, ResetNeededError
-from rlightning.types import EnvRet, PolicyResponse
+from rlightning.types import ActionSource, EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
 from rlightning.utils.conversions import map_leaves
 from rlightning.utils.registry import ENVS
@@ -37,6 +40,10 @@ class GymnasiumEnv(BaseEnv):
     says what was executed (`executed_action`) and in which rows it was clipped (`action_source`).
     With `config.seed` the first reset is seeded, each row of each worker differently (a native
     vector env has one generator for all its rows); later resets go on from there.
+
+    A vector env that resets a row in the step after (NEXT_STEP) and cannot be told otherwise gives
+    some of the rows at a time (`EnvRet.rows`): one that has ended is left out until its next
+    episode has begun. The next response is then for these rows only.
 
     Args:
         config: Its section of the config; copied.
@@ -70,11 +77,17 @@ class GymnasiumEnv(BaseEnv):
         """
         seeds, self._unused_seeds = self._unused_seeds, None
         if seeds is not None and "seed" not in kwargs:
-            kwargs["seed"] = seeds if self._seeds_each_row else seeds[0]
-        observation, info = self.env.reset(*args, **kwargs)
+            kwargs["seed"] = seeds[0] if self._seeds_as is None else self._seeds_as(seeds)
+        if self._broken:
+            self.env.close(terminate=True)
+            self._use(self._make(self.config))
+        env = self._next_step or self.env
+        observation, info = env.reset(*args, **kwargs)
         self._is_reset = True
         rows = self.num_envs
         self._returns, self._lengths = np.zeros(rows), np.zeros(rows, np.int64)
+        self._executed: list[Any] = [None] * rows
+        self._sources = np.full(rows, ActionSource.POLICY, np.int8)
         if not self._batched:
             observation = as_declared(self._space, observation)
             return EnvRet(self.env_id, observation, 0.0, False, False, info)
@@ -91,6 +104,8 @@ class GymnasiumEnv(BaseEnv):
         if not self._is_reset:
             raise ResetNeededError(f"env {self.env_id!r}: reset it before the first step")
         action = self._preprocess_fn(policy_resp)
+        if self._next_step is not None:
+            return self._step_some(action, self._next_step)
         return self._step_rows(action) if self._batched else self._step_one(action)
 
     def apply_evaluate_cfg(self) -> None:
@@ -131,12 +146,16 @@ class GymnasiumEnv(BaseEnv):
     def _use(self, env: Any) -> None:
         self.env = env
         self._batched = self.num_envs > 1
-        self._seeds_each_row = isinstance(env, gym.vector.SyncVectorEnv)
-        self._is_reset = False
+        self._seeds_as = self._row_seeding(env)
+        late = self._batched and mode_of(env) is AutoresetMode.NEXT_STEP
+        self._next_step = NextStepRows(env) if late else None
+        self._is_reset = self._broken = False
         self._space: gym.Space[Any] = self.get_observation_space()  # type: ignore[assignment]
+        self._fitter = self._fits(self.num_envs if self._batched else None)
+
+    def _fits(self, rows: int | None) -> ActionFitter:
         action_space: gym.Space[Any] = self.get_action_space()  # type: ignore[assignment]
-        rows = self.num_envs if self._batched else None
-        self._fitter = ActionFitter(action_space, rows, self.env_id)
+        return ActionFitter(action_space, rows, self.env_id)
 
     def _draw_seeds(self) -> list[int] | None:
         if self.config.seed is None:
@@ -144,11 +163,21 @@ class GymnasiumEnv(BaseEnv):
         sequence = np.random.SeedSequence([self.config.seed, self.worker_index])
         words = sequence.generate_state(self.num_envs, np.uint32)
         seeds = [int(word) >> 1 for word in words]  # some envs take 31 bits
-        return seeds if self._seeds_each_row else [seeds[0]] * self.num_envs
+        return [seeds[0]] * self.num_envs if self._seeds_as is None else seeds
+
+    def _row_seeding(self, env: Any) -> Callable[[list[int]], Any] | None:
+        """Returns what makes the seeds of rows what an env takes; None: it takes but one."""
+        each = isinstance(getattr(env, "unwrapped", env), (SyncVectorEnv, AsyncVectorEnv))
+        return list if each else None
 
     def _step_rows(self, action: Any) -> EnvRet:
         fitted = self._fitter.fit(action)
-        observation, reward, terminated, truncated, info = self.env.step(fitted.action)
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(fitted.action)
+        except Exception:
+            # Whose worker process has ended with the error; the others still step.
+            self._broken = isinstance(self.env, AsyncVectorEnv)
+            raise
         reward = np.array(reward, np.float32)
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         self._returns += reward
@@ -162,6 +191,34 @@ class GymnasiumEnv(BaseEnv):
         env_ret = EnvRet(self.env_id, observation, reward, terminated, truncated, info)
         if fitted.source is not None:
             env_ret.executed_action, env_ret.action_source = fitted.executed, fitted.source
+        return env_ret
+
+    def _step_some(self, action: Any, vector: NextStepRows) -> EnvRet:
+        """Steps the rows that were shown last; shows those that have something to be acted on."""
+        fitted = self._fits(len(vector.awaited)).fit(action)
+        executed = action if fitted.source is None else fitted.executed
+        source = ActionSource.POLICY if fitted.source is None else fitted.source
+        sources = np.broadcast_to(source, len(vector.awaited))
+        for i, row in enumerate(vector.awaited.tolist()):
+            self._executed[row] = one_row(executed, i)
+            self._sources[row] = sources[i]
+        shown = vector.step(fitted.action)
+        rows = np.arange(self.num_envs, dtype=np.int32) if shown.rows is None else shown.rows
+        self._returns[rows] += shown.reward
+        self._lengths[rows] += 1
+        info = shown.info
+        if shown.final_rows.size:
+            info = {**info, "final_rows": shown.final_rows}
+            info["final_observation"] = shown.final_observation
+            if shown.final_info:
+                info["final_info"] = shown.final_info
+            info["episode_info"] = self._finish(rows[shown.final_rows])
+        flags = shown.terminated, shown.truncated
+        env_ret = EnvRet(self.env_id, _copied(shown.observation), shown.reward, *flags, info)
+        env_ret.rows = shown.rows
+        if (self._sources[rows] != ActionSource.POLICY).any():
+            env_ret.executed_action = _stacked([self._executed[row] for row in rows.tolist()])
+            env_ret.action_source = self._sources[rows]
         return env_ret
 
     def _step_one(self, action: Any) -> EnvRet:
@@ -192,10 +249,10 @@ class GymnasiumEnv(BaseEnv):
         if isinstance(final, np.ndarray) and final.dtype == object:
             final = stack(self._space, [final[row] for row in final_rows])
         else:
-            final = take(final, final_rows)
+            final = take(self._space, final, final_rows)
         result["final_observation"] = final
         if info.get("final_info"):
-            result["final_info"] = take(info["final_info"], final_rows)
+            result["final_info"] = rows_of_info(info["final_info"], final_rows, self.num_envs)
         return result
 
     def _finish(self, rows: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[Any]]:
@@ -207,6 +264,16 @@ class GymnasiumEnv(BaseEnv):
 
 
 _FINAL_KEYS = frozenset({"final_obs", "_final_obs", "final_info", "_final_info"})
+
+
+def _stacked(items: list[Any]) -> Any:
+    """Returns nested arrays of several rows as one nesting with a leading dimension."""
+    first = items[0]
+    if isinstance(first, dict):
+        return {key: _stacked([item[key] for item in items]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(map(_stacked, map(list, zip(*items, strict=True))))
+    return np.stack(items)
 
 
 def _copied(observation: Any) -> Any:

@@ -12,13 +12,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.episodes import EpisodeLog, RowCounter
 from rlightning.env.scalar_row import ScalarRow
+from rlightning.env.utils.agents import one_space, team_outcome
 from rlightning.env.utils.backends import backend_class
 from rlightning.env.utils.spaces import mismatch
 from rlightning.errors import ConfigError, EnvError, ObservationError, ResetNeededError
@@ -96,9 +95,10 @@ class HostedGroup:
         self.meta = await self._in_thread("init", self._env.init)
         space = self.meta.observation_space
         self._of_agents = isinstance(space, dict) and self.config.driver == "external"
-        if not (isinstance(space, gym.Space) or self._of_agents) or not self.meta.num_envs:
+        checked = space if self._of_agents else one_space(space)
+        if checked is None or not self.meta.num_envs:
             raise EnvError(f"env {self.env_id!r}: init gave no observation space or no num_envs")
-        self._space: Any = space
+        self._space: Any = checked
         self._rows = self.meta.num_envs
         # A driver gets the rewards of a scalar env as they are; the buffer's are float32.
         self._reward_dtype = np.float64 if self.config.driver == "external" else np.float32
@@ -151,12 +151,13 @@ class HostedGroup:
         """Executes the actions of a response; rows that end begin their next episode.
 
         Args:
-            response: Leaves have the leading dimension of the group's rows.
+            response: Leaves have the leading dimension of the rows of the last EnvRet.
             autoreset: False: an env of one row that ends is left to be reset by the caller.
 
         Returns:
-            The next observations with `episode_id` and `step`; reward float32 [rows], flags bool
-            [rows]. Rewards of an env with `driver: external` are float64 [rows].
+            The next observations with `episode_id` and `step`, of all rows or of those that
+            `EnvRet.rows` names; reward float32 [rows], flags bool [rows], or dicts of them by
+            agent. Rewards of an env with `driver: external` are float64 [rows].
 
         Raises:
             ResetNeededError: There was no reset before.
@@ -200,28 +201,30 @@ class HostedGroup:
             raise ObservationError(f"env {self.env_id!r}: not in the declared space: {difference}")
         self._counter.cut(self._policy_version)
         self._counter.begin()
-        env_ret.last_reward = np.zeros(self._rows, np.float32)
-        env_ret.last_terminated = np.zeros(self._rows, bool)
-        env_ret.last_truncated = np.zeros(self._rows, bool)
+        env_ret.last_reward = self._zeros(np.float32)
+        env_ret.last_terminated = self._zeros(np.bool_)
+        env_ret.last_truncated = self._zeros(np.bool_)
         return self._numbered(env_ret)
 
     def _stepped(self, env_ret: EnvRet, response: PolicyResponse, resets_itself: bool) -> EnvRet:
         """Checks what a step returned, counts and numbers it."""
         self._policy_version = getattr(response, "policy_version", 0)
+        rows = self._rows if env_ret.rows is None else len(env_ret.rows)
         if self._of_agents:
-            self.env_steps += self._rows
+            self.env_steps += rows
             return self._checked_agents(env_ret)
-        reward = self._of_rows(env_ret.last_reward, self._reward_dtype, "last_reward")
-        terminated = self._of_rows(env_ret.last_terminated, np.bool_, "last_terminated")
-        truncated = self._of_rows(env_ret.last_truncated, np.bool_, "last_truncated")
+        reward = self._of_rows(env_ret.last_reward, self._reward_dtype, rows, "last_reward")
+        terminated = self._of_rows(env_ret.last_terminated, np.bool_, rows, "last_terminated")
+        truncated = self._of_rows(env_ret.last_truncated, np.bool_, rows, "last_truncated")
         env_ret.last_reward = reward
         env_ret.last_terminated, env_ret.last_truncated = terminated, truncated
-        self.env_steps += self._rows
+        self.env_steps += rows
+        outcome = team_outcome(reward, terminated, truncated)
         if not resets_itself:  # its last observation is still of this episode
             env_ret.episode_id, env_ret.step = self._counter.episode_id, self._counter.step + 1
-            self._counter.advance(reward, terminated, truncated, self._policy_version)
+            self._counter.advance(*outcome, self._policy_version)
             return env_ret
-        ended = self._counter.advance(reward, terminated, truncated, self._policy_version)
+        ended = self._counter.advance(*outcome, self._policy_version, env_ret.rows)
         if ended.size and "final_observation" not in env_ret.info:
             raise EnvError(
                 f"env {self.env_id!r}: rows {ended.tolist()} ended without final_rows and "
@@ -259,15 +262,27 @@ class HostedGroup:
         return env_ret
 
     def _numbered(self, env_ret: EnvRet) -> EnvRet:
-        env_ret.episode_id = self._counter.episode_id
-        env_ret.step = self._counter.step
+        env_ret.episode_id, env_ret.step = self._counter.episode_id, self._counter.step
+        if env_ret.rows is not None:
+            env_ret.episode_id = env_ret.episode_id[env_ret.rows]
+            env_ret.step = env_ret.step[env_ret.rows]
         return env_ret
 
-    def _of_rows(self, value: Any, dtype: type[Any], name: str) -> npt.NDArray[Any]:
+    def _zeros(self, dtype: type[Any]) -> Any:
+        zeros = np.zeros(self._rows, dtype)
+        by_agent = self.meta.observation_space
+        return {a: zeros.copy() for a in by_agent} if isinstance(by_agent, dict) else zeros
+
+    def _of_rows(self, value: Any, dtype: type[Any], rows: int, name: str) -> Any:
+        if isinstance(value, Mapping):
+            return {
+                agent: self._of_rows(one, dtype, rows, f"{name}.{agent}")
+                for agent, one in value.items()
+            }
         array = np.asarray(value, dtype)
-        if array.shape != (self._rows,):
+        if array.shape != (rows,):
             raise EnvError(
-                f"env {self.env_id!r}: {name}: expected [{self._rows}], got {list(array.shape)}"
+                f"env {self.env_id!r}: {name}: expected [{rows}], got {list(array.shape)}"
             )
         return array
 

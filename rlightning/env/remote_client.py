@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
 from typing_extensions import Self
 
 from rlightning.env.episodes import EpisodeRecord
+from rlightning.latency import ClockOffset
+from rlightning.latency.trace import Span, StepTrace
 from rlightning.rpc.channel import connect, unary
+from rlightning.rpc.protocol import measure, stamp
 from rlightning.types import EnvMeta
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import env_service_pb2 as pb
@@ -36,6 +39,8 @@ class EnvStatus:
         episodes: Finished episodes after the cursor that was given, oldest first.
         episode_cursor: Cursor for the next call.
         stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
+        traces: Traces of single steps after the cursor that was given, oldest first.
+        trace_cursor: Cursor for the next call.
     """
 
     library_version: str
@@ -46,6 +51,8 @@ class EnvStatus:
     episodes: list[EpisodeRecord]
     episode_cursor: int
     stats: Mapping[str, Any]
+    traces: list[StepTrace] = field(default_factory=list)
+    trace_cursor: int = 0
 
 
 class EnvClient:
@@ -55,6 +62,9 @@ class EnvClient:
         address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
         rpc: Limits and times.
         auth: Token and certificates.
+
+    Attributes:
+        offset: The server's clock against this one, as far as `describe` tells.
     """
 
     def __init__(
@@ -64,6 +74,7 @@ class EnvClient:
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
     ) -> None:
+        self.offset = ClockOffset()
         self._channel = connect(address, rpc=rpc, auth=auth)
 
     @property
@@ -71,17 +82,23 @@ class EnvClient:
         """Address of the server."""
         return self._channel.address
 
-    async def describe(self, episode_cursor: int = 0, *, timeout_s: float = 10.0) -> EnvStatus:
+    async def describe(
+        self, episode_cursor: int = 0, *, trace_cursor: int = 0, timeout_s: float = 10.0
+    ) -> EnvStatus:
         """Returns what the server is doing.
 
         Args:
             episode_cursor: Only episodes after it; 0: all that are still kept.
+            trace_cursor: Only traces after it; 0: all that are still kept.
             timeout_s: Seconds until the answer must be here.
 
         Raises:
             RemoteError: The server did not answer, or refused; the class tells how.
         """
-        request = pb.EnvServiceDescribeRequest(episode_cursor=episode_cursor)
+        request = pb.EnvServiceDescribeRequest(
+            episode_cursor=episode_cursor, trace_cursor=trace_cursor
+        )
+        stamp(request)
         response = await unary(
             self._channel,
             f"/{SERVICE}/Describe",
@@ -89,6 +106,7 @@ class EnvClient:
             pb.EnvServiceDescribeResponse,
             timeout=timeout_s,
         )
+        measure(self.offset, request, response)
         reader = Reader(pb.EnvServiceDescribeResponse, response.SerializeToString())
         message = reader.message
         return EnvStatus(
@@ -100,6 +118,8 @@ class EnvClient:
             episodes=[_read_episode(episode) for episode in message.episodes],
             episode_cursor=message.episode_cursor,
             stats=read_value(message.stats, reader) or {},
+            traces=[_read_trace(trace) for trace in message.traces],
+            trace_cursor=message.trace_cursor,
         )
 
     async def control(
@@ -150,6 +170,17 @@ class EnvClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _read_trace(message: pb.StepTrace) -> StepTrace:
+    return StepTrace(
+        message.env_id,
+        message.seq,
+        message.start_ns,
+        message.duration_ns,
+        tuple(Span(span.stage, span.start_ns, span.duration_ns) for span in message.spans),
+        message.uncertainty_ns,
+    )
 
 
 def _read_episode(message: pb.EpisodeRecord) -> EpisodeRecord:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from rlightning.env.base_env import BaseEnv
+from rlightning.env.utils.agents import has_ended, one_space
 from rlightning.env.utils.spaces import stack
 from rlightning.errors import EnvError
 from rlightning.rpc.activity import Activity
@@ -31,9 +32,9 @@ class ScalarRow:
     def __init__(self, env: BaseEnv, activity: Activity) -> None:
         self._env = env
         self._activity = activity
-        space = env.get_observation_space()
-        if not isinstance(space, gym.Space):
-            raise EnvError(f"env {env.env_id!r}: expected an observation space, got {space!r}")
+        space = one_space(env.get_observation_space())
+        if space is None:
+            raise EnvError(f"env {env.env_id!r}: expected an observation space, got none")
         self._space = space
 
     def reset(self, **kwargs: Any) -> EnvRet:
@@ -51,7 +52,7 @@ class ScalarRow:
         one = response.copy()
         one.action = map_leaves(lambda leaf: leaf[0], response.action)
         env_ret = self._env._step(one)
-        if not (autoreset and (env_ret.last_terminated or env_ret.last_truncated)):
+        if not (autoreset and has_ended(env_ret)):
             return self._row(env_ret, env_ret.observation, _with_row(env_ret.info))
         with self._activity.resetting():
             first = self._env._reset()
@@ -67,12 +68,12 @@ class ScalarRow:
     def _row(self, env_ret: EnvRet, observation: Any, info: dict[str, Any]) -> EnvRet:
         """Returns an EnvRet of one row: the outcome of one, the observation and info given."""
         executed, source = env_ret.executed_action, env_ret.action_source
-        return EnvRet(
+        return type(env_ret)(
             env_ret.env_id,
             stack(self._space, [observation]),
-            np.array([env_ret.last_reward], np.float64),
-            np.array([env_ret.last_terminated], bool),
-            np.array([env_ret.last_truncated], bool),
+            _row_of(env_ret.last_reward, np.float64),
+            _row_of(env_ret.last_terminated, np.bool_),
+            _row_of(env_ret.last_truncated, np.bool_),
             info,
             _with_row(env_ret._extra),
             env_ret.ts_env_sent_ns,
@@ -80,6 +81,13 @@ class ScalarRow:
             action_source=None if source is None else np.array([source], np.int8),
             ts_observed_ns=env_ret.ts_observed_ns,
         )
+
+
+def _row_of(value: Any, dtype: type[Any]) -> Any:
+    """Returns a reward or flag, or a dict of them by agent, as arrays [1]."""
+    if isinstance(value, Mapping):
+        return {agent: np.array([one], dtype) for agent, one in value.items()}
+    return np.array([value], dtype)
 
 
 def _with_row(data: Any) -> Any:

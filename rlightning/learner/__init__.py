@@ -7,26 +7,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlightning.learner.builder import build_learner
-    from rlightning.learner.checkpoints import Checkpoints
+    from rlightning.learner.checkpoints import Checkpoint, Checkpoints
+    from rlightning.learner.dqn import DQN
     from rlightning.learner.loop import LearnerStats, Update, train_loop
     from rlightning.learner.ppo import PPO
+    from rlightning.learner.replay_loop import train_from_replay
+    from rlightning.learner.sac import SAC
+    from rlightning.learner.vtrace import VTracePPO
 
 _MODULES = {
+    "DQN": "dqn",
     "PPO": "ppo",
+    "SAC": "sac",
+    "Checkpoint": "checkpoints",
     "Checkpoints": "checkpoints",
     "LearnerStats": "loop",
     "Update": "loop",
+    "VTracePPO": "vtrace",
     "build_learner": "builder",
+    "train_from_replay": "replay_loop",
     "train_loop": "loop",
 }
 
 __all__ = [
+    "DQN",
     "PPO",
+    "SAC",
+    "Checkpoint",
     "Checkpoints",
     "LearnerStats",
     "Update",
+    "VTracePPO",
     "build_learner",
     "preload",
+    "train_from_replay",
     "train_loop",
 ]
 

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
 import torch
 
-from rlightning.errors import ConfigError
+from rlightning.errors import ConfigError, RLightningError
+from rlightning.learner.dqn import DQN, QNetwork
+from rlightning.learner.loop import Algorithm
+from rlightning.learner.own_loss import OwnLoss
 from rlightning.learner.ppo import PPO, ActorCritic
-from rlightning.policy import build_policy
+from rlightning.learner.replay_loop import ReplayAlgorithm
+from rlightning.learner.sac import SAC, SquashedActorCritics
+from rlightning.learner.vtrace import VTracePPO
+from rlightning.policy import BasePolicy, build_policy
 from rlightning.types import EnvMeta
 from rlightning.utils.config import MainConfig
 
+# What makes each algorithm, what it asks of a policy, and how to say that.
+_ALGORITHMS: dict[str, tuple[Callable[..., Algorithm], type, str]] = {
+    "ppo": (
+        PPO,
+        ActorCritic,
+        "the modules 'actor' and 'critic' and a method 'distribution', as ActorCriticPolicy has",
+    ),
+    "vtrace": (
+        VTracePPO,
+        ActorCritic,
+        "the modules 'actor' and 'critic' and a method 'distribution', as ActorCriticPolicy has",
+    ),
+    "dqn": (
+        DQN,
+        QNetwork,
+        "the module 'q_network' and the tensor 'epsilon', as QNetworkPolicy has",
+    ),
+    "sac": (
+        SAC,
+        SquashedActorCritics,
+        "the modules 'actor' and 'critics' and a method 'gaussian', as SACActorPolicy has",
+    ),
+    "policy": (OwnLoss, BasePolicy, "the methods 'update_dataset' and 'train'"),
+}
 
-def build_learner(config: MainConfig, env_meta: EnvMeta) -> PPO:
+
+def build_learner(config: MainConfig, env_meta: EnvMeta) -> Algorithm:
     """Returns the algorithm with a policy to train, its weights drawn from `policy.seed`.
 
     Sets the number of torch's threads in this process.
@@ -26,9 +61,45 @@ def build_learner(config: MainConfig, env_meta: EnvMeta) -> PPO:
     torch.set_num_threads(config.learner.torch_threads)
     policy = build_policy(config.policy, "train")
     policy.init_train(config.train, env_meta)
-    if not isinstance(policy, ActorCritic):
-        raise ConfigError(
-            f"learner.algorithm 'ppo' cannot train policy.type '{config.policy.type}': it needs "
-            "the modules 'actor' and 'critic' and a method 'distribution', as ActorCriticPolicy has"
+    name = config.learner.algorithm
+    if ":" in name:
+        make = _find(name)
+    else:
+        make, needs, has = _ALGORITHMS[name]
+        own = type(policy)
+        trains_itself = (
+            own.update_dataset is not BasePolicy.update_dataset
+            and own.train is not BasePolicy.train
         )
-    return PPO(policy, config.learner, config.train, seed=config.train.seed)
+        if not isinstance(policy, needs) or (name == "policy" and not trains_itself):
+            raise ConfigError(
+                f"learner.algorithm '{name}' cannot train policy.type '{config.policy.type}': it "
+                f"needs {has}"
+            )
+    try:
+        algorithm: Algorithm = make(policy, config.learner, config.train, seed=config.train.seed)
+    except RLightningError:
+        raise
+    except Exception as error:
+        if ":" not in name:
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"learner.algorithm '{name}' failed: {reason}") from error
+    replays = config.buffer.type == "ReplayBuffer"
+    if not isinstance(algorithm, ReplayAlgorithm if replays else Algorithm):
+        methods = "update, weights, state and restore" + (", explore, priorities" * replays)
+        raise ConfigError(f"learner.algorithm '{name}' made {algorithm!r}, which lacks {methods}")
+    return algorithm
+
+
+def _find(name: str) -> Callable[..., Any]:
+    module_name, _, function = name.partition(":")
+    try:
+        found = getattr(import_module(module_name), function)
+    except Exception as error:  # a user's module may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"learner.algorithm '{name}' cannot be loaded: {reason}") from error
+    if not callable(found):
+        raise ConfigError(f"learner.algorithm '{name}' cannot be called")
+    made: Callable[..., Any] = found
+    return made

@@ -5,17 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlightning.latency import Histogram, LatencyStats
+from rlightning.latency import LatencyStats
+from rlightning.latency.histogram import Counts
 from rlightning.utils.config import TrainConfig
+
+if TYPE_CHECKING:
+    from rlightning.rpc.metrics import Metrics
 
 # How often a loop that waits for data looks whether it should stop.
 _LOOK_S = 0.5
+# Upper edges of the buckets for ages in versions.
+_AGES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
+# For the ages of older versions: that of the oldest one of which it is known.
+_VERSIONS_KEPT = 10_000
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """What learns: see `rlightning.learner.ppo.PPO`."""
 
@@ -25,6 +34,18 @@ class Algorithm(Protocol):
 
     def weights(self) -> bytes:
         """Returns the policy's weights as a safetensors file."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Returns what `restore` needs to go on from here: nested dicts of tensors and numbers."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` returned.
+
+        Raises:
+            RuntimeError: It is of other networks.
+        """
         ...
 
 
@@ -63,6 +84,8 @@ class Update:
         staleness: Mean age of the batch's rows when it was learned from, in versions; None if no
             row says which version acted.
         max_staleness: Age of its oldest row.
+        staleness_s: Mean age of the weights that acted in its rows, in seconds since they were
+            published; None if no row says which.
         metrics: What the algorithm reported.
     """
 
@@ -72,11 +95,12 @@ class Update:
     staleness: float | None
     max_staleness: int | None
     metrics: Mapping[str, float]
+    staleness_s: float | None = None
 
 
 def _make_latency() -> LatencyStats:
     # All of them at once: another thread may read them while this one records.
-    return LatencyStats({name: Histogram() for name in ("sample_wait", "update", "publish")})
+    return LatencyStats("sample_wait", "update", "publish", "staleness")
 
 
 @dataclass
@@ -91,7 +115,9 @@ class LearnerStats:
         env_steps: Env steps executed by the last update; every row counts.
         max_staleness: Age of the oldest row ever learned from, in versions; None before the first.
         policy_version: Version of the newest weights.
-        latency: `sample_wait`, `update` and `publish`, in seconds.
+        latency: In seconds: `sample_wait`, `update`, `publish` (until the weights are in use), and
+            `staleness`, for each batch the mean age of the weights that acted in its rows.
+        staleness: Ages of batches' rows in versions.
     """
 
     updates: int = 0
@@ -101,6 +127,17 @@ class LearnerStats:
     max_staleness: int | None = None
     policy_version: int = 0
     latency: LatencyStats = field(default_factory=_make_latency)
+    staleness: Counts = field(default_factory=lambda: Counts(_AGES))
+
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of now."""
+        metrics.stages(self.latency)
+        text = "Ages of rows in versions when they were learned from."
+        metrics.counts("sample_staleness_versions", text, self.staleness)
+        metrics.gauge("policy_version", "Version of the newest weights.", self.policy_version)
+        metrics.counter("learner_updates_total", "Batches learned from.", self.updates)
+        metrics.counter("learner_rows_total", "Transitions learned from.", self.rows)
+        metrics.counter("learner_skipped_rows_total", "Transitions left out.", self.skipped_rows)
 
 
 def train_loop(
@@ -110,6 +147,7 @@ def train_loop(
     *,
     stop: Callable[[], bool],
     on_update: Callable[[Update], None] = lambda update: None,
+    published: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     save: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     stats: LearnerStats | None = None,
 ) -> LearnerStats:
@@ -130,9 +168,10 @@ def train_loop(
         train: `max_env_steps` and `max_epochs` end it, `save_interval` says how often to save.
         stop: Asked before each batch, and while waiting for one.
         on_update: Called after each update, with its weights already in use.
+        published: Called before it, with the weights.
         save: Called with a checkpoint: every `save_interval` updates, and with the newest weights
             at the end, whatever ended the loop.
-        stats: Counts into this.
+        stats: Goes on from this and counts into it.
 
     Returns:
         `stats`, or a new one.
@@ -142,9 +181,12 @@ def train_loop(
         RLightningError: `source` raised.
     """
     stats = LearnerStats() if stats is None else stats
-    stats.policy_version = first_version = source.policy_version() + 1
+    before = stats.env_steps
+    stats.policy_version = first_version = max(source.policy_version(), stats.policy_version) + 1
     weights = algorithm.weights()
+    times = _PublishTimes()
     source.publish(stats.policy_version, weights)
+    times.note(stats.policy_version)
     try:
         while not (
             stop() or stats.env_steps >= train.max_env_steps or stats.updates == train.max_epochs
@@ -162,6 +204,11 @@ def train_loop(
                 continue
             ages = stats.policy_version - known
             oldest = int(ages.max()) if ages.size else None
+            staleness_s = times.mean_age_s(known)
+            if staleness_s is not None:
+                stats.latency.record("staleness", staleness_s)
+            for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
+                stats.staleness.record(float(age), int(count))
             metrics = algorithm.update(columns)
             weights = algorithm.weights()
             stats.updates += 1
@@ -172,8 +219,10 @@ def train_loop(
             updated = time.monotonic()
             stats.latency.record("update", updated - got)
             source.publish(stats.policy_version, weights)
+            times.note(stats.policy_version)
             stats.latency.record("publish", time.monotonic() - updated)
-            stats.env_steps = source.env_steps()
+            stats.env_steps = before + source.env_steps()
+            published(stats, weights)
             on_update(
                 Update(
                     number=stats.updates,
@@ -182,6 +231,7 @@ def train_loop(
                     staleness=float(ages.mean()) if ages.size else None,
                     max_staleness=oldest,
                     metrics=metrics,
+                    staleness_s=staleness_s,
                 )
             )
             if train.save_interval > 0 and stats.updates % train.save_interval == 0:
@@ -189,6 +239,28 @@ def train_loop(
     finally:
         save(stats, weights)
     return stats
+
+
+class _PublishTimes:
+    """When each version of the weights was in use first, as far as this process knows."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, float] = {}
+
+    def note(self, version: int) -> None:
+        """Notes that a version is in use now."""
+        self._times[version] = time.monotonic()
+        if len(self._times) > _VERSIONS_KEPT:
+            del self._times[next(iter(self._times))]
+
+    def mean_age_s(self, versions: np.ndarray[Any, Any]) -> float | None:
+        """Returns how long ago the versions of rows were published, in the mean, in seconds."""
+        if not versions.size:
+            return None
+        now, oldest = time.monotonic(), next(iter(self._times.values()))
+        numbers, counts = np.unique(versions, return_counts=True)
+        ages = [now - self._times.get(int(number), oldest) for number in numbers]
+        return float(np.average(ages, weights=counts))
 
 
 def _wait_for_batch(source: Source, stop: Callable[[], bool]) -> Mapping[str, Any] | None:

@@ -20,6 +20,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 from rlightning.errors import PolicyError
+from rlightning.learner.columns import observation_of, tensors
 from rlightning.policy.weights import dump_weights, policy_weights
 from rlightning.types import ActionSource, EnvMeta
 from rlightning.utils.config import LearnerConfig, TrainConfig
@@ -130,6 +131,28 @@ class PPO:
         """Returns the policy's weights as a safetensors file."""
         return dump_weights(policy_weights(self.policy))
 
+    def state(self) -> dict[str, Any]:
+        """Returns what `restore` needs to go on from here."""
+        return {
+            "loss": self._loss.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "value_norm": self._value_norm.state_dict(),
+            "generator": self._generator.get_state(),
+            "rows": self.rows,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` returned.
+
+        Raises:
+            RuntimeError: It is of other networks.
+        """
+        self._loss.load_state_dict(state["loss"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._value_norm.load_state_dict(state["value_norm"])
+        self._generator.set_state(state["generator"])
+        self.rows = state["rows"]
+
     def _read(self, columns: Mapping[str, Any]) -> TensorDict:
         """Copies the columns that PPO needs into tensors [T, N, ...] on the policy's device."""
         if "log_prob" not in columns:
@@ -144,26 +167,18 @@ class PPO:
         source["stop"] = columns["terminated"] | columns["truncated"] | columns["cut"]
         source["own"] = columns["action_source"] == ActionSource.POLICY
         return TensorDict(
-            {name: _tensors(value, self._device) for name, value in source.items()},
+            {name: tensors(value, self._device) for name, value in source.items()},
             batch_size=columns["reward"].shape,
         )
 
     def _prepare(self, rollout: TensorDict) -> tuple[TensorDictBase, float]:
         """Returns the rows to learn from, [B], with advantages, and the explained variance."""
         flat = rollout.flatten()
-        value = self._values(flat, "observation").view(rollout.shape)
-        own = rollout["own"]
-        advantage, target = estimate_advantages(
-            self._config.gamma,
-            self._config.gae_lambda,
-            value=value,
-            next_value=self._values(flat, "next_observation").view(rollout.shape),
-            reward=rollout["reward"],
-            terminated=rollout["terminated"],
-            stop=rollout["stop"],
-            own=own,
-        )
-        rows = flat.select("observation", "action", "log_prob")
+        rollout["value"] = self._values(flat, "observation").view(rollout.shape)
+        rollout["next_value"] = self._values(flat, "next_observation").view(rollout.shape)
+        value, own = rollout["value"], rollout["own"]
+        advantage, target = self._estimate(rollout)
+        rows = rollout.flatten().select("observation", "action", "log_prob")
         rows["advantage"] = advantage.reshape(-1, 1)
         rows["value_target"] = target.reshape(-1, 1)
         if not own.all():
@@ -182,10 +197,23 @@ class PPO:
         unexplained, variance = float((target - value)[own].var()), float(target[own].var())
         return rows, 1.0 - unexplained / variance if variance > 0.0 else math.nan
 
+    def _estimate(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
+        """Returns advantages and value targets, [T, N]."""
+        return estimate_advantages(
+            self._config.gamma,
+            self._config.gae_lambda,
+            value=rollout["value"],
+            next_value=rollout["next_value"],
+            reward=rollout["reward"],
+            terminated=rollout["terminated"],
+            stop=rollout["stop"],
+            own=rollout["own"],
+        )
+
     def _values(self, rows: TensorDictBase, key: str) -> Tensor:
         """Returns the critic's values [B, 1] in the scale of the rewards."""
         with torch.no_grad():
-            value = self.policy.critic(_observation(rows, key))
+            value = self.policy.critic(observation_of(rows, key))
         denormalised: Tensor = self._value_norm.denormalize(value)
         return denormalised
 
@@ -278,7 +306,7 @@ class _Actor(nn.Module):
         self._distribution = policy.distribution
 
     def get_dist(self, rows: TensorDictBase) -> Distribution:
-        return self._distribution(self.network(_observation(rows)))
+        return self._distribution(self.network(observation_of(rows)))
 
 
 class _Critic(nn.Module):
@@ -291,28 +319,4 @@ class _Critic(nn.Module):
         self.network = policy.critic
 
     def forward(self, rows: TensorDictBase) -> TensorDictBase:
-        return rows.set("value", self.network(_observation(rows)))
-
-
-def _observation(rows: TensorDictBase, key: str = "observation") -> Any:
-    """Returns observations as the networks take them: tensors [B, ...], nested like the space."""
-    value = rows.get(key)
-    return _nested(value.to_dict()) if isinstance(value, TensorDictBase) else value
-
-
-def _nested(value: Any) -> Any:
-    """Returns a tuple for what `_tensors` made of one."""
-    if not isinstance(value, Mapping):
-        return value
-    parts = {name: _nested(part) for name, part in value.items()}
-    is_tuple = bool(parts) and all(name == f"[{i}]" for i, name in enumerate(parts))
-    return tuple(parts.values()) if is_tuple else parts
-
-
-def _tensors(value: Any, device: torch.device) -> Any:
-    """Copies arrays to a device; the views a batch holds are read-only and may be unaligned."""
-    if isinstance(value, (tuple, list)):  # which a TensorDict does not hold
-        value = {f"[{i}]": part for i, part in enumerate(value)}
-    if isinstance(value, Mapping):
-        return {key: _tensors(leaf, device) for key, leaf in value.items()}
-    return torch.tensor(value, device=device)
+        return rows.set("value", self.network(observation_of(rows)))

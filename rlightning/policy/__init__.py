@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from rlightning.policy.local_policy import LocalPolicy
     from rlightning.policy.policy_group import PolicyGroup
     from rlightning.policy.publisher import WeightPublisher
+    from rlightning.policy.q_network import QNetworkPolicy
     from rlightning.policy.remote_policy import PolicyClient, PolicyDescription
+    from rlightning.policy.sac_actor import SACActorPolicy
     from rlightning.policy.weights import dump_weights, policy_weights
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "PolicyHost",
     "PolicyInput",
     "PolicyRole",
+    "QNetworkPolicy",
+    "SACActorPolicy",
     "WeightPublisher",
     "build_policy",
     "build_policy_group",
@@ -47,6 +51,8 @@ _MODULES = {
     "PolicyHost": "host",
     "PolicyInput": "base_policy",
     "PolicyRole": "base_policy",
+    "QNetworkPolicy": "q_network",
+    "SACActorPolicy": "sac_actor",
     "WeightPublisher": "publisher",
     "build_policy": "builder",
     "build_policy_group": "builder",

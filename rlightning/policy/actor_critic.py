@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -18,19 +16,11 @@ from rlightning.errors import ConfigError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.encoder import ObservationEncoder
 from rlightning.policy.forward import Array, Forward
+from rlightning.policy.networks import NetworkMaker
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
 from rlightning.utils.config import PolicyConfig
 from rlightning.utils.registry import POLICY
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-}
-# Of a float32 itself, and three times that while orthogonal values for it are made.
-_BYTES_PER_WEIGHT = 16
 _LOG_SQRT_2_PI = np.float32(0.5 * math.log(2 * math.pi))
 # Stands for the weight of an action so unlikely that float32 holds no number for it.
 _LEAST_RATE = np.float32(1e-36)
@@ -76,39 +66,18 @@ class ActorCriticPolicy(BasePolicy):
         space = env_meta.observation_space
         if space is None:
             raise ConfigError("the env declares no observation space")
-        hidden = self.config.model_cfg.get("hidden", [64, 64])
-        activation = self.config.model_cfg.get("activation", "tanh")
-        if activation not in _ACTIVATIONS:
-            known = ", ".join(_ACTIVATIONS)
-            raise ConfigError(f"policy.model_cfg.activation: '{activation}' is none of {known}")
-        if not (isinstance(hidden, list) and all(isinstance(n, int) and n > 0 for n in hidden)):
-            raise ConfigError(f"policy.model_cfg.hidden: expected a list of sizes, got {hidden!r}")
-        make = _NetworkMaker(hidden, _ACTIVATIONS[activation], self.config.seed)
+        make = NetworkMaker(self.config)
         encoder = ObservationEncoder(space)
         action_space = env_meta.action_space
         if isinstance(action_space, gym.spaces.Box):
             outputs = math.prod(action_space.shape)
         else:
             outputs = int(_discrete(action_space).n)
-        self._check_size(encoder.size, hidden, outputs)
+        make.check_size(encoder.size, outputs, 1)
         self.actor = make(encoder, outputs, last_gain=0.01)
         if isinstance(action_space, gym.spaces.Box):
             self.actor = nn.Sequential(self.actor, _StateIndependentStd(outputs))
         self.critic = make(encoder, 1, last_gain=1.0)
-
-    def _check_size(self, inputs: int, hidden: list[int], outputs: int) -> None:
-        """Refuses spaces whose networks take too much memory, before they take it."""
-        sizes = 0
-        for last in (outputs, 1):
-            layers = itertools.pairwise((inputs, *hidden, last))
-            sizes += sum(before * after for before, after in layers)
-        needed, allowed = _BYTES_PER_WEIGHT * sizes, self.config.max_weights_bytes
-        if needed > allowed:
-            raise ConfigError(
-                f"the spaces need networks of {inputs} inputs, {hidden} hidden units "
-                f"(policy.model_cfg.hidden) and {outputs} outputs, which take {needed} bytes to "
-                f"make; policy.max_weights_bytes allows {allowed}"
-            )
 
     def distribution(self, params: Tensor) -> Distribution:
         """Returns the distribution over actions, batch shape [B], that the actor's output means.
@@ -171,34 +140,6 @@ class ActorCriticPolicy(BasePolicy):
             self._dtype = np.dtype(discrete.dtype)
         self._act = Forward(self.actor, self.device)
         self._value = Forward(self.critic, self.device)
-
-
-class _NetworkMaker:
-    def __init__(self, hidden: list[int], activation: type[nn.Module], seed: int | None) -> None:
-        self._hidden = hidden
-        self._activation = activation
-        self._generator = torch.Generator()
-        if seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(seed)
-
-    def __call__(self, encoder: ObservationEncoder, outputs: int, last_gain: float) -> nn.Module:
-        layers: list[nn.Module] = [encoder]
-        size = encoder.size
-        for width in self._hidden:
-            layers += [self._linear(size, width, math.sqrt(2)), self._activation()]
-            size = width
-        layers.append(self._linear(size, outputs, last_gain))
-        return nn.Sequential(*layers)
-
-    def _linear(self, inputs: int, outputs: int, gain: float) -> nn.Linear:
-        # skip_init: the default initialisation would draw from torch's global generator.
-        skip_init: Callable[..., nn.Linear] = nn.utils.skip_init
-        layer = skip_init(nn.Linear, inputs, outputs)
-        nn.init.orthogonal_(layer.weight, gain, generator=self._generator)
-        nn.init.zeros_(layer.bias)
-        return layer
 
 
 class _StateIndependentStd(nn.Module):

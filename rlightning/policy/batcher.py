@@ -16,7 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlightning.errors import BatcherOverloadedError, DeadlineExceededError, UnavailableError
-from rlightning.latency import Histogram
+from rlightning.latency import LatencyStats
+from rlightning.latency.histogram import Counts
+from rlightning.policy.first_use import FirstUses
 from rlightning.policy.pending import Batch, Pending, Runner, StageTimes
 from rlightning.policy.worker import Worker
 from rlightning.types import Mode, PolicyResponse
@@ -43,9 +45,11 @@ class BatcherStats:
         errors: Requests whose inference failed.
         expired: Requests dropped since their deadline had passed before inference.
         overloaded: Requests refused since the queue was full.
-        queue: Seconds from receipt until the batch began to form.
-        batch_wait: Seconds from then until inference began.
-        inference: Seconds of inference, one sample per batch.
+        latency: In seconds: `queue` from receipt until the batch began to form, `batch_wait` from
+            then until inference began, `inference`, one sample per batch, and `first_use` of
+            weights.
+        batch_rows: Rows of the batches.
+        first_uses: When weights came and first acted.
     """
 
     requests: int = 0
@@ -55,20 +59,31 @@ class BatcherStats:
     errors: int = 0
     expired: int = 0
     overloaded: int = 0
-    queue: Histogram = field(default_factory=Histogram)
-    batch_wait: Histogram = field(default_factory=Histogram)
-    inference: Histogram = field(default_factory=Histogram)
+    latency: LatencyStats = field(
+        default_factory=lambda: LatencyStats("queue", "batch_wait", "inference", "first_use")
+    )
+    batch_rows: Counts = field(default_factory=lambda: Counts(tuple(2.0**n for n in range(14))))
+    first_uses: FirstUses = field(default_factory=FirstUses)
 
     def record(self, batch: Batch) -> None:
         """Counts a batch that was answered."""
         self.batches += 1
         self.rows += batch.rows
         self.requests += len(batch.pendings)
-        self.inference.record((batch.end_ns - batch.start_ns) * 1e-9)
+        self.batch_rows.record(batch.rows)
+        latency = self.latency
+        version = getattr(batch.responses[0], "policy_version", 0) if batch.responses else 0
+        if version > self.first_uses.version:
+            taken_s = self.first_uses.used(version, batch.end_ns)
+            if taken_s is not None:
+                latency.record("first_use", taken_s)
+        if not latency.enabled:
+            return
+        latency.record("inference", (batch.end_ns - batch.start_ns) * 1e-9)
         for pending in batch.pendings:
             joined_ns = max(batch.formed_ns, pending.received_ns)
-            self.queue.record((joined_ns - pending.received_ns) * 1e-9)
-            self.batch_wait.record((batch.start_ns - joined_ns) * 1e-9)
+            latency.record("queue", (joined_ns - pending.received_ns) * 1e-9)
+            latency.record("batch_wait", (batch.start_ns - joined_ns) * 1e-9)
 
 
 class Batcher:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from rlightning.errors import ConfigError
-from rlightning.policy import actor_critic  # noqa: F401 - registers itself
+from rlightning.policy import actor_critic, q_network, sac_actor  # noqa: F401 - for their names
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.utils.config import ClusterConfig, PolicyConfig

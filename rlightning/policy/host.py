@@ -50,8 +50,6 @@ _WARM_UP_BYTES = 16 * 2**20
 # The next learner counts on from the version in use, so the one after it must fit its field too.
 _MAX_VERSION = 2**62
 
-_STAGES = ("queue", "batch_wait", "inference")
-
 
 class PolicyHost:
     """Batches the requests of many groups for one policy and swaps its weights between batches.
@@ -198,11 +196,15 @@ class PolicyHost:
             runner, part, mode, received_ns=received_ns, timeout_us=timeout_us, nbytes=nbytes
         )
 
-    async def publish(self, weights: Weights) -> None:
+    async def publish(self, weights: Weights, *, received_ns: int | None = None) -> None:
         """Installs weights: checks them, keeps them in the state directory, then swaps them in.
 
         Every answer is computed with the weights before or after, never with some of both. A
         version that is there already is accepted again if it is the same.
+
+        Args:
+            weights: The weights.
+            received_ns: When they began to come, in monotonic nanoseconds; now if None.
 
         Raises:
             PreconditionError: The version is not above the one in use.
@@ -211,7 +213,8 @@ class PolicyHost:
             PolicyError: They cannot be written to the state directory.
         """
         # A publisher that goes away must not leave the swap half done.
-        task = asyncio.ensure_future(self._publish(weights))
+        received_ns = time.monotonic_ns() if received_ns is None else received_ns
+        task = asyncio.ensure_future(self._publish(weights, received_ns))
         self._installing.add(task)
         task.add_done_callback(self._installing.discard)
         await asyncio.shield(task)
@@ -243,10 +246,12 @@ class PolicyHost:
             "queue_rows": self.batcher.queued_rows,
             "groups": self.batcher.groups,
             "policy_version": self.version,
-            **{name: getattr(stats, name).summary() for name in _STAGES},
+            "latency": stats.latency.summary(),
+            "latency_window_s": stats.latency.WINDOW_S,
+            "first_uses": [use._asdict() for use in stats.first_uses.last()],
         }
 
-    async def _publish(self, weights: Weights) -> None:
+    async def _publish(self, weights: Weights, received_ns: int) -> None:
         async with self._lock:
             if not 1 <= weights.version <= _MAX_VERSION:
                 raise InvalidRequestError(
@@ -271,6 +276,7 @@ class PolicyHost:
                         f"policy.state_dir: {error.strerror}"
                     ) from error
                 failpoint("weights.kept")
+            self.batcher.stats.first_uses.received(weights.version, received_ns)
             if runner is not None:
                 await self.batcher.run(lambda: runner.load(tensors, weights.version))
             self._weights = weights

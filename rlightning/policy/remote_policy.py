@@ -20,7 +20,7 @@ from rlightning.errors import (
     RemoteError,
     UnavailableError,
 )
-from rlightning.latency import LatencyStats
+from rlightning.latency import ActTimes, ClockOffset, LatencyStats
 from rlightning.policy.transfer import SERVICE, describe, fetch_weights, send_weights
 from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
@@ -28,6 +28,7 @@ from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
+from rlightning.v1.session_pb2 import Stages, Timing
 from rlightning.wire import (
     Reader,
     Writer,
@@ -36,9 +37,9 @@ from rlightning.wire import (
     read_value,
 )
 
-# One-way figures cost more than the rest of an answer's bookkeeping.
-_ONE_WAY_EVERY = 16
 _CALL_TIMEOUT_S = 30.0
+
+_Session = SessionClient[pb.ActRequest, pb.ActResponse]
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,14 @@ class PolicyClient:
         rpc: Limits and times.
         auth: Token and certificates.
         act_timeout_s: How long an answer may take, reconnects included, in seconds.
+        stats: Where durations are recorded; by default, those of this client alone.
 
     Attributes:
-        stats: Seconds by stage: `act` is the whole round trip; `queue`, `batch_wait`, `inference`
-            are the server's; `uplink` and `downlink` are those of every 16th answer, where they are
-            known to be above their uncertainty.
+        stats: Durations of the stages from `encode` to `decode` (see `rlightning.latency.STAGES`)
+            and, as `act`, of the whole round trip; `uplink` and `downlink` where the server's clock
+            is known, with their uncertainty.
+        one_way_unknown: Answers whose `uplink` and `downlink` are not known.
+        times: Where the time of the last answer went; None before it.
     """
 
     def __init__(
@@ -89,13 +93,17 @@ class PolicyClient:
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
         act_timeout_s: float = 60.0,
+        stats: LatencyStats | None = None,
     ) -> None:
-        self.stats = LatencyStats()
+        self.stats = LatencyStats() if stats is None else stats
+        self.one_way_unknown = 0
+        self.times: ActTimes | None = None
         self._channel = connect(address, rpc=rpc, auth=auth)
         self._spec = spec
         self._client_id = client_id or f"policy-client-{uuid.uuid4().hex[:16]}"
         self._act_timeout_s = act_timeout_s
-        self._session: SessionClient[pb.ActRequest, pb.ActResponse] | None = None
+        self._session: _Session | None = None
+        self._offset = ClockOffset()
         self._ask: _Ask | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._seq = 0
@@ -105,6 +113,11 @@ class PolicyClient:
     def address(self) -> str:
         """Address of the server."""
         return self._channel.address
+
+    @property
+    def offset(self) -> ClockOffset:
+        """The server's clock against this one: as the session knows it, or else as `describe`."""
+        return self._offset if self._session is None else self._session.offset
 
     async def start(self, timeout_s: float = _CALL_TIMEOUT_S) -> None:
         """Opens the session.
@@ -192,16 +205,29 @@ class PolicyClient:
             raise PolicyError("act was called while another call waits for its answer")
         self._seq += 1
         answer: asyncio.Future[PolicyResponse] = asyncio.get_running_loop().create_future()
-        deadline_ns = time.monotonic_ns() + int(self._act_timeout_s * 1e9)
-        ask = _Ask(self._seq, _for_policy(env_ret), mode, purpose, reset_state, answer, deadline_ns)
+        begun_ns = time.monotonic_ns()
+        deadline_ns = begun_ns + int(self._act_timeout_s * 1e9)
+        ask = _Ask(
+            self._seq,
+            _for_policy(env_ret),
+            mode,
+            purpose,
+            reset_state,
+            answer,
+            deadline_ns,
+            begun_ns,
+        )
         self._ask = ask
         if self._alarm is None:
             self._set_alarm(ask)
         try:
             await session.send(self._encode(session, ask))
-            return await answer
+            response = await answer
         finally:
             self._ask = None
+        if self.stats.enabled:
+            self._record(session, ask)
+        return response
 
     async def publish_weights(
         self,
@@ -255,7 +281,7 @@ class PolicyClient:
         Raises:
             UnavailableError: The server could not be reached in time.
         """
-        response = await describe(self._channel, timeout_s=timeout_s)
+        response = await describe(self._channel, self._offset, timeout_s=timeout_s)
         reader = Reader(pb.PolicyServiceDescribeResponse, response.SerializeToString())
         return PolicyDescription(
             response.library_version,
@@ -273,7 +299,7 @@ class PolicyClient:
         if session is not None and ask is not None:
             await session.send_now(self._encode(session, ask))
 
-    def _encode(self, session: SessionClient[pb.ActRequest, pb.ActResponse], ask: _Ask) -> bytes:
+    def _encode(self, session: _Session, ask: _Ask) -> bytes:
         request = session.new_request()
         ask.sent_ns = request.timing.sent_ns
         request.timing.timeout_us = max(1, (ask.deadline_ns - ask.sent_ns) // 1000)
@@ -285,7 +311,10 @@ class PolicyClient:
         step.reset_state = ask.reset_state
         writer = Writer()
         fill_env_ret(step.env_ret, ask.env_ret, writer)
-        return writer.finish(request)
+        data = writer.finish(request)
+        ask.encoded_ns = time.monotonic_ns()
+        session.encoded = ask.sent_ns, ask.encoded_ns
+        return data
 
     def _on_message(self, reader: Reader[pb.ActResponse]) -> None:
         message = reader.message
@@ -304,26 +333,35 @@ class PolicyClient:
             return
         response.seq = ask.seq
         self._version = max(self._version, answer.response.policy_version)
+        if self._session is not None:
+            ask.timing, ask.stages = message.timing, answer.stages
+            ask.heard_ns = self._session.heard_ns
         ask.answer.set_result(response)
-        self._record(ask, message)
 
-    def _record(self, ask: _Ask, message: pb.ActResponse) -> None:
-        now = time.monotonic_ns()
-        stats, stages = self.stats, message.answer.stages
-        stats.record("act", (now - ask.sent_ns) * 1e-9)
-        stats.record("queue", stages.queue_us * 1e-6)
-        stats.record("batch_wait", stages.batch_wait_us * 1e-6)
-        stats.record("inference", stages.inference_us * 1e-6)
-        session = self._session
-        if session is None or ask.seq % _ONE_WAY_EVERY:
+    def _record(self, session: _Session, ask: _Ask) -> None:
+        now, timing, stages, heard_ns = time.monotonic_ns(), ask.timing, ask.stages, ask.heard_ns
+        self.times = None
+        if timing is None or stages is None or timing.echo_sent_ns != ask.sent_ns:
+            # Sent twice: the stamps are those of the other one.
+            self.stats.record("act", (now - ask.begun_ns) * 1e-9)
             return
-        timing = message.timing
-        uplink = session.offset.uplink(ask.sent_ns, timing.received_ns)
-        if uplink is not None:
-            stats.record("uplink", uplink[0])
-        downlink = session.offset.downlink(timing.sent_ns, now)
-        if downlink is not None:
-            stats.record("downlink", downlink[0])
+        received_ns, sent_ns = timing.received_ns, timing.sent_ns
+        times = ActTimes(
+            ask.seq,
+            ask.begun_ns,
+            ask.encoded_ns,
+            max(0, stages.queue_us) * 1000,
+            max(0, stages.batch_wait_us) * 1000,
+            max(0, stages.inference_us) * 1000,
+            max(0, sent_ns - received_ns),
+            heard_ns,
+            now,
+            session.offset.one_way(ask.encoded_ns, received_ns, sent_ns, heard_ns),
+        )
+        if times.ways is None:
+            self.one_way_unknown += 1
+        times.record(self.stats)
+        self.times = times
 
     def _set_alarm(self, ask: _Ask) -> None:
         # One timer outlives many requests: setting and cancelling one for each costs more.
@@ -361,7 +399,12 @@ class _Ask:
     reset_state: bool
     answer: asyncio.Future[PolicyResponse]
     deadline_ns: int
+    begun_ns: int
     sent_ns: int = 0
+    encoded_ns: int = 0
+    timing: Timing | None = None
+    stages: Stages | None = None
+    heard_ns: int = 0
 
 
 def _for_policy(env_ret: EnvRet) -> EnvRet:

@@ -12,7 +12,9 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from rlightning.errors import RemoteError, UnavailableError
+from rlightning.latency import ClockOffset
 from rlightning.rpc.channel import Channel, stream_unary, unary, unary_stream
+from rlightning.rpc.protocol import measure, stamp
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.wire import split_batch
 
@@ -80,17 +82,23 @@ async def fetch_weights(
     return await _until_reached(pull, timeout_s)
 
 
-async def describe(channel: Channel, *, timeout_s: float) -> pb.PolicyServiceDescribeResponse:
-    """Returns what the server says of itself; see `PolicyClient.describe`."""
+async def describe(
+    channel: Channel, offset: ClockOffset, *, timeout_s: float
+) -> pb.PolicyServiceDescribeResponse:
+    """Returns what the server says of itself, and learns of its clock; see `PolicyClient`."""
 
     async def ask(left_s: float) -> pb.PolicyServiceDescribeResponse:
-        return await unary(
+        request = pb.PolicyServiceDescribeRequest()
+        stamp(request)
+        response = await unary(
             channel,
             f"/{SERVICE}/Describe",
-            pb.PolicyServiceDescribeRequest(),
+            request,
             pb.PolicyServiceDescribeResponse,
             timeout=left_s,
         )
+        measure(offset, request, response)
+        return response
 
     return await _until_reached(ask, timeout_s)
 

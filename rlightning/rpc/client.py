@@ -80,8 +80,11 @@ class SessionClient(Generic[RequestT, ResponseT]):
 
     Attributes:
         offset: The server's clock against this one.
+        encoded: Stamp of a request, and when it was encoded if that took its time: then it left.
         epoch: That of the current stream; 0 before the first welcome.
         resumed: Whether the server still held the session's state at the last welcome.
+        lost_ns: When the last stream ended, by the monotonic clock; before the first one, when the
+            session was made.
         draining: The server has announced its shutdown.
         failure: Why the session cannot go on; None while it can.
         activity: What heartbeats say this client does; by default that of the surroundings in which
@@ -112,8 +115,10 @@ class SessionClient(Generic[RequestT, ResponseT]):
             )
         self.client_id = client_id
         self.offset = ClockOffset()
+        self.encoded = (0, 0)
         self.epoch = 0
         self.resumed = False
+        self.lost_ns = time.monotonic_ns()
         self.draining = False
         self.failure: RemoteError | None = None
         self.activity = current_activity()
@@ -145,6 +150,11 @@ class SessionClient(Generic[RequestT, ResponseT]):
     def connected(self) -> bool:
         """Whether a stream is open and welcomed."""
         return self._stream is not None
+
+    @property
+    def heard_ns(self) -> int:
+        """When the server was last heard, in monotonic nanoseconds; 0 while there is no stream."""
+        return 0 if self._stream is None else self._stream.heard_ns
 
     @property
     def last_error(self) -> RemoteError | None:
@@ -252,12 +262,12 @@ class SessionClient(Generic[RequestT, ResponseT]):
             try:
                 await self._connect_once()
                 return  # half-closed by this side
-            except _RETRIED as error:
+            except RemoteError as error:
+                if not isinstance(error, _RETRIED) and not status.is_passing(error):
+                    self._fail(error)
+                    return
                 self._last_error = error
                 logger.info("%s: %s; connecting again", self._method, error)
-            except RemoteError as error:
-                self._fail(error)
-                return
             except Exception as error:
                 logger.exception("%s: a callback of the session raised", self._method)
                 self._fail(RemoteError(f"{type(error).__name__}: {error}", peer=self.peer))
@@ -286,6 +296,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
             self._accept(stream, welcome_of(reader.message))
             await self._hold(stream, reader)
         finally:
+            if self._stream is not None:
+                self.lost_ns = time.monotonic_ns()
             self._stream = None
             stream.close()
             stream.ready.set()  # who waits in `send` learns there that the stream is over
@@ -408,11 +420,15 @@ class SessionClient(Generic[RequestT, ResponseT]):
 
     def _measure(self, stream: ClientStream, message: Any) -> None:
         timing = message.timing
-        if timing.echo_sent_ns:
+        sent_ns = timing.echo_sent_ns
+        if sent_ns:
             offset = self.offset
             if timing.clock_id != offset.clock_id or stream.same_clock != offset.same_clock:
                 offset.set_peer(timing.clock_id, same_clock=stream.same_clock)
-            offset.update(timing.echo_sent_ns, timing.received_ns, timing.sent_ns, stream.heard_ns)
+            stamped_ns, encoded_ns = self.encoded
+            if sent_ns == stamped_ns:
+                sent_ns = encoded_ns
+            offset.update(sent_ns, timing.received_ns, timing.sent_ns, stream.heard_ns)
 
     async def _beat(self, stream: ClientStream) -> None:
         """Sends heartbeats; ends the stream when the server falls silent."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rlightning._version import __version__
 from rlightning.errors import InvalidRequestError, PreconditionError
-from rlightning.latency import CLOCK_ID
+from rlightning.latency import ClockOffset, clock_id
 from rlightning.v1.session_pb2 import Hello, Timing, Welcome
 
 PROTOCOL_VERSION = 1
@@ -35,25 +35,48 @@ class Arrival(NamedTuple):
         return self.received_ns + self.timeout_us * 1000 if self.timeout_us else None
 
 
-def arrival_of(message: Any) -> Arrival:
-    """Returns the stamps of a stream message that came just now."""
+def arrival_of(message: Any, received_ns: int | None = None) -> Arrival:
+    """Returns the stamps of a message.
+
+    Args:
+        message: Has a field `timing`.
+        received_ns: When it was here, in monotonic nanoseconds; now if None.
+    """
     timing = message.timing
-    return Arrival(timing.sent_ns, time.monotonic_ns(), timing.timeout_us)
+    received_ns = time.monotonic_ns() if received_ns is None else received_ns
+    return Arrival(timing.sent_ns, received_ns, timing.timeout_us)
 
 
 def stamp(message: Any, answers: Arrival | None = None) -> None:
-    """Writes the time into a stream message that is about to be sent.
+    """Writes the time into a message that is about to be sent.
 
     Args:
-        message: Request or response of a stream, with a field `timing`.
+        message: Request or response with a field `timing`.
         answers: The message that this one answers.
     """
     timing: Timing = message.timing
-    timing.clock_id = CLOCK_ID
     if answers is not None:
         timing.echo_sent_ns = answers.sent_ns
         timing.received_ns = answers.received_ns
-    timing.sent_ns = time.monotonic_ns()
+    now = time.monotonic_ns()
+    timing.clock_id = clock_id(now)
+    timing.sent_ns = now
+
+
+def measure(offset: ClockOffset, request: Any, response: Any) -> None:
+    """Learns of the server's clock from a call that was answered just now.
+
+    Args:
+        offset: That clock against this one.
+        request: What was sent, stamped.
+        response: Its answer; one without stamps, as old servers send it, says nothing.
+    """
+    timing: Timing = response.timing
+    if timing.echo_sent_ns:
+        offset.set_peer(timing.clock_id)
+        offset.update(
+            request.timing.sent_ns, timing.received_ns, timing.sent_ns, time.monotonic_ns()
+        )
 
 
 def hello_of(request: Any) -> Hello:

@@ -190,7 +190,7 @@ class SessionRegistry:
             if session is None:
                 return
             session.detach(stream)
-            fatal = error is not None and not isinstance(error, UnavailableError)
+            fatal = error is not None and not status.is_passing(error)
             # A client that said nothing after its first hello has nothing to come back to, and may
             # not know its token. A refused stream leaves the state of an earlier one as it was.
             unused = not (session.resumed or stream.heard_more)

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from rlightning.rpc.loop import close_loop
+from rlightning.rpc.metrics import MetricsServer
 from rlightning.rpc.running import serve
 from rlightning.rpc.service import Service
 from rlightning.utils.config.rpc import ListenConfig, RpcConfig
@@ -41,6 +42,7 @@ def run_server(
     grace_s: float = 10.0,
     announce: Path | None = None,
     name: str = "server",
+    metrics: str | None = None,
 ) -> int:
     """Runs a service until SIGTERM or SIGINT; call it in the main thread, as the last thing.
 
@@ -54,8 +56,9 @@ def run_server(
         reflection: Let clients ask which RPCs there are.
         grace_s: Seconds for drain and stop.
         announce: File that is written as soon as the ports are bound: JSON with `service`,
-            `address`, `addresses` and `pid`.
+            `address`, `addresses`, `pid` and, where there are any, `metrics`.
         name: Name of the service in logs and in the announcement.
+        metrics: HOST:PORT where Prometheus finds its metrics; None: nowhere.
 
     Returns:
         Exit status: 0 after an orderly stop, 1 if the service did not start or could not go on.
@@ -76,6 +79,7 @@ def run_server(
                     grace_s=grace_s,
                     announce=announce,
                     name=name,
+                    metrics=metrics,
                 )
             )
     finally:
@@ -102,12 +106,15 @@ async def _main(
     grace_s: float,
     announce: Path | None,
     name: str,
+    metrics: str | None,
 ) -> int:
     service = make_service()
+    # First, since a listener that cannot be must end the process before anybody relies on it.
+    shown = None if metrics is None else _show_metrics(service, metrics)
     server = await serve(service, listen=listen, rpc=rpc, reflection=reflection)
     logger.info("%s listens on %s", name, ", ".join(server.addresses))
     if announce is not None:
-        _announce(announce, name, server.addresses)
+        _announce(announce, name, server.addresses, None if shown is None else shown.address)
     ready = asyncio.ensure_future(server.ready())
     told = asyncio.ensure_future(signals.told.wait())
     await asyncio.wait({ready, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,18 +136,29 @@ async def _main(
         )
         told.cancel()
     await server.stop(grace_s=grace_s)
+    if shown is not None:
+        await asyncio.to_thread(shown.close)
     await asyncio.gather(ready, told, return_exceptions=True)
     return 0 if failure is None else 1
 
 
-def _announce(path: Path, name: str, addresses: list[str]) -> None:
+def _show_metrics(service: Service, address: str) -> MetricsServer:
+    measure = getattr(service, "measure", lambda metrics: None)
+    shown = MetricsServer(address, measure, loop=asyncio.get_running_loop())
+    logger.info("metrics at http://%s/metrics", shown.address)
+    return shown
+
+
+def _announce(path: Path, name: str, addresses: list[str], metrics: str | None) -> None:
     """Writes the file at once or not at all, for who polls it."""
-    content = {
+    content: dict[str, Any] = {
         "service": name,
         "address": addresses[0],
         "addresses": addresses,
         "pid": os.getpid(),
     }
+    if metrics is not None:
+        content["metrics"] = metrics
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     with os.fdopen(handle, "w") as file:
         json.dump(content, file)

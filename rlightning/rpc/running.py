@@ -86,6 +86,8 @@ class RunningServer:
         self._rpc = rpc
         self._reflection = reflection
         self._health = Health([service.name])
+        if (use_health := getattr(service, "use_health", None)) is not None:
+            use_health(self._health)
         self._methods = dict(service.handlers())
         self._started = asyncio.Event()
         self._start: asyncio.Task[None] | None = None

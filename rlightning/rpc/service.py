@@ -19,7 +19,11 @@ class Service(Protocol):
     A service may also have an attribute `early_methods`, a collection of method names that are
     served while it starts. All others wait for the start, for a bounded time, and then end with
     UNAVAILABLE. And it may have an attribute `failure`, an `asyncio.Future` that gets an exception
-    when the service cannot go on: `run_server` then stops it in order, with exit status 1.
+    when the service cannot go on: `run_server` then stops it in order, with exit status 1. And it
+    may have a method `use_health`, called before `start` with the `Health` of its server, to say
+    with `set_ready` when it cannot work for a while after it has started, and a method
+    `measure(metrics)` that adds what it counts to a `rlightning.rpc.metrics` `Metrics`, on the
+    event loop.
     """
 
     name: str

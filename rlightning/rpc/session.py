@@ -184,7 +184,7 @@ class _Conversation:
         while (reader := await self._read()) is not None:
             message = reader.message
             stream.heard_more = True
-            session.arrival = arrival_of(message)
+            session.arrival = arrival_of(message, stream.heard_ns)
             body = message.WhichOneof("body")
             if body == "heartbeat":
                 await self._answer_heartbeat(session, message.heartbeat, session.arrival)
@@ -224,7 +224,7 @@ class _Conversation:
     async def _open(self, reader: Reader[Any]) -> Session:
         stream, rpc = self._stream, self._rpc
         hello = hello_of(reader.message)
-        arrival = arrival_of(reader.message)
+        arrival = arrival_of(reader.message, self._stream.heard_ns)
         check_hello(hello)
         spec = read_env_meta(hello.spec, reader) if hello.HasField("spec") else None
         session = self._registry.claim(hello, stream)

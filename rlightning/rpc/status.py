@@ -73,6 +73,12 @@ _FROM_CODE: dict[grpc.StatusCode, type[errors.RemoteError]] = {
 }
 _BY_NUMBER = {code.value[0]: code for code in Code}
 
+DISK_FULL = "DISK_FULL"
+"""Reason of a ResourceExhaustedError of a server that takes nothing until its disk has room."""
+
+NO_DATA_DIR = "NO_DATA_DIR"
+"""Reason of a PreconditionError of a server that keeps nothing on a disk."""
+
 # What gRPC itself says when a message passes the transport cap, and when nobody listens.
 _TOO_LARGE = re.compile(r"(?:Sent|Received) message larger than max \((\d+) vs\. (\d+)\)")
 _CONNECT = re.compile(r"Failed to connect to remote host: (?:connect: )?([^;]+?)(?: \(\d+\))?\.?$")
@@ -154,6 +160,12 @@ def from_rpc_error(
     elif code is Code.UNAVAILABLE and (cause := _CONNECT.search(details)):
         details = f"cannot connect: {cause[1].lower()}"
     return from_code(code, details, peer=peer, reason=reason)
+
+
+def is_passing(error: Exception) -> bool:
+    """Tells whether a session can go on after a stream of it ended with this, later."""
+    full = isinstance(error, errors.ResourceExhaustedError) and error.reason == DISK_FULL
+    return full or isinstance(error, errors.UnavailableError)
 
 
 @contextmanager

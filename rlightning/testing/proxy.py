@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
@@ -33,12 +33,14 @@ class FaultProxy:
 
     Attributes:
         delay_s: How long each chunk is under way, in seconds, each way.
+        delay_back_s: The same on the way back, if it is another; None: it is not.
         bytes_per_s: Bandwidth of each direction of each connection; None: as fast as it goes.
         accepted: Connections that were accepted so far.
     """
 
     def __init__(self, target: str) -> None:
         self.delay_s = 0.0
+        self.delay_back_s: float | None = None
         self.bytes_per_s: float | None = None
         self.accepted = 0
         self._target = target
@@ -113,13 +115,25 @@ class FaultProxy:
             with contextlib.suppress(OSError):
                 far_reader, far_writer = await asyncio.open_connection(host, int(port))
                 link.ends.append(far_writer)
-                await link.run(self._forward(reader, far_writer), self._forward(far_reader, writer))
+                await link.run(
+                    self._forward(reader, far_writer, lambda: self.delay_s),
+                    self._forward(
+                        far_reader,
+                        writer,
+                        lambda: self.delay_s if self.delay_back_s is None else self.delay_back_s,
+                    ),
+                )
         finally:
             link.close()
             self._links.discard(link)
             link.gone.set()
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        delay_s: Callable[[], float],
+    ) -> None:
         """Carries one direction until it ends."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_IN_FLIGHT)
         arriving = asyncio.ensure_future(self._arrive(under_way, writer))
@@ -129,7 +143,7 @@ class FaultProxy:
                 data = await reader.read(_CHUNK)
                 if self.bytes_per_s:
                     await asyncio.sleep(len(data) / self.bytes_per_s)
-                await under_way.put((loop.time() + self.delay_s, data))
+                await under_way.put((loop.time() + delay_s(), data))
                 if not data:
                     break
             await arriving

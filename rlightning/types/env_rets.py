@@ -76,6 +76,8 @@ class EnvRet:
     """The episode of each row's observation, unique within its writer: int64 [rows]."""
     step: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
     """The step of that episode for each row, 0 at the reset: int64 [rows]."""
+    left_ns: int = field(default=0, kw_only=True, compare=False, repr=False)
+    """When `mark_env_sent` was called in this process, by its monotonic clock; 0 if it was not."""
     rows: npt.NDArray[np.int32] | None = field(default=None, kw_only=True)
     """Which rows of the group these are, ascending: int32 [k]; None: all."""
 
@@ -147,6 +149,7 @@ class EnvRet:
     def mark_env_sent(self) -> EnvRet:
         """Stamps this as sent now; returns itself."""
         self.ts_env_sent_ns = time.time_ns()
+        self.left_ns = time.monotonic_ns()
         return self
 
     def compute_sent_latency(self, now_ns: int | None = None) -> float:

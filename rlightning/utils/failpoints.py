@@ -75,6 +75,11 @@ def armed(specs: str) -> Iterator[None]:
         _armed.update(before)
 
 
+def is_armed(name: str) -> bool:
+    """Tells whether a test armed a place that needs some preparation to fail at."""
+    return name in _armed
+
+
 def passed(name: str) -> int:
     """Returns how often an armed failpoint was passed; 0 if it is not armed."""
     point = _armed.get(name)

@@ -149,10 +149,12 @@ class SampleWhere(_message.Message):
     def __init__(self, min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_env_ret_pb2.ActionSource, str]]] = ...) -> None: ...
 
 class SampleCredit(_message.Message):
-    __slots__ = ("batches",)
+    __slots__ = ("batches", "batch_size")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     batches: int
-    def __init__(self, batches: _Optional[int] = ...) -> None: ...
+    batch_size: int
+    def __init__(self, batches: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
 
 class SampleAck(_message.Message):
     __slots__ = ("batch_id",)
@@ -185,16 +187,18 @@ class SampleWelcome(_message.Message):
     def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., storage_id: _Optional[str] = ...) -> None: ...
 
 class SampleChunk(_message.Message):
-    __slots__ = ("batch_id", "total_bytes", "offset", "data")
+    __slots__ = ("batch_id", "total_bytes", "offset", "data", "stays")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
     batch_id: int
     total_bytes: int
     offset: int
     data: bytes
-    def __init__(self, batch_id: _Optional[int] = ..., total_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    stays: bool
+    def __init__(self, batch_id: _Optional[int] = ..., total_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., stays: _Optional[bool] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("batch_id", "columns", "metadata")
@@ -303,22 +307,26 @@ class CheckpointResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class BufferServiceDescribeRequest(_message.Message):
-    __slots__ = ("table",)
+    __slots__ = ("table", "timing")
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     table: str
-    def __init__(self, table: _Optional[str] = ...) -> None: ...
+    timing: _session_pb2.Timing
+    def __init__(self, table: _Optional[str] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class BufferServiceDescribeResponse(_message.Message):
-    __slots__ = ("library_version", "storage_id", "tables", "stats")
+    __slots__ = ("library_version", "storage_id", "tables", "stats", "timing")
     LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     STORAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     library_version: str
     storage_id: str
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     stats: _tensor_pb2.Value
-    def __init__(self, library_version: _Optional[str] = ..., storage_id: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ...) -> None: ...
+    timing: _session_pb2.Timing
+    def __init__(self, library_version: _Optional[str] = ..., storage_id: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
     __slots__ = ("name", "size", "capacity", "writers", "inserted_total", "sampled_total")

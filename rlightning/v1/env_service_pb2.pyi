@@ -189,13 +189,17 @@ class ControlResponse(_message.Message):
     def __init__(self, actor_running: _Optional[bool] = ...) -> None: ...
 
 class EnvServiceDescribeRequest(_message.Message):
-    __slots__ = ("episode_cursor",)
+    __slots__ = ("episode_cursor", "trace_cursor", "timing")
     EPISODE_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    TRACE_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     episode_cursor: int
-    def __init__(self, episode_cursor: _Optional[int] = ...) -> None: ...
+    trace_cursor: int
+    timing: _session_pb2.Timing
+    def __init__(self, episode_cursor: _Optional[int] = ..., trace_cursor: _Optional[int] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class EnvServiceDescribeResponse(_message.Message):
-    __slots__ = ("library_version", "envs", "actor_running", "env_steps", "episodes", "episode_cursor", "stats", "external_env_ids")
+    __slots__ = ("library_version", "envs", "actor_running", "env_steps", "episodes", "episode_cursor", "stats", "external_env_ids", "traces", "trace_cursor", "timing")
     LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENVS_FIELD_NUMBER: _ClassVar[int]
     ACTOR_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +208,9 @@ class EnvServiceDescribeResponse(_message.Message):
     EPISODE_CURSOR_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_ENV_IDS_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
+    TRACE_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     library_version: str
     envs: _containers.RepeatedCompositeFieldContainer[_space_pb2.EnvMeta]
     actor_running: bool
@@ -212,7 +219,36 @@ class EnvServiceDescribeResponse(_message.Message):
     episode_cursor: int
     stats: _tensor_pb2.Value
     external_env_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, library_version: _Optional[str] = ..., envs: _Optional[_Iterable[_Union[_space_pb2.EnvMeta, _Mapping]]] = ..., actor_running: _Optional[bool] = ..., env_steps: _Optional[int] = ..., episodes: _Optional[_Iterable[_Union[EpisodeRecord, _Mapping]]] = ..., episode_cursor: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., external_env_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    traces: _containers.RepeatedCompositeFieldContainer[StepTrace]
+    trace_cursor: int
+    timing: _session_pb2.Timing
+    def __init__(self, library_version: _Optional[str] = ..., envs: _Optional[_Iterable[_Union[_space_pb2.EnvMeta, _Mapping]]] = ..., actor_running: _Optional[bool] = ..., env_steps: _Optional[int] = ..., episodes: _Optional[_Iterable[_Union[EpisodeRecord, _Mapping]]] = ..., episode_cursor: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., external_env_ids: _Optional[_Iterable[str]] = ..., traces: _Optional[_Iterable[_Union[StepTrace, _Mapping]]] = ..., trace_cursor: _Optional[int] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
+
+class StepTrace(_message.Message):
+    __slots__ = ("env_id", "seq", "start_ns", "duration_ns", "spans", "uncertainty_ns")
+    ENV_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAINTY_NS_FIELD_NUMBER: _ClassVar[int]
+    env_id: str
+    seq: int
+    start_ns: int
+    duration_ns: int
+    spans: _containers.RepeatedCompositeFieldContainer[StageSpan]
+    uncertainty_ns: int
+    def __init__(self, env_id: _Optional[str] = ..., seq: _Optional[int] = ..., start_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[StageSpan, _Mapping]]] = ..., uncertainty_ns: _Optional[int] = ...) -> None: ...
+
+class StageSpan(_message.Message):
+    __slots__ = ("stage", "start_ns", "duration_ns")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    start_ns: int
+    duration_ns: int
+    def __init__(self, stage: _Optional[str] = ..., start_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ...) -> None: ...
 
 class EpisodeRecord(_message.Message):
     __slots__ = ("env_id", "row", "episode_id", "episode_return", "length", "seed", "policy_version", "reason", "ts_end_ns")

@@ -145,17 +145,21 @@ class PullWeightsResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[WeightsHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class PolicyServiceDescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("timing",)
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    timing: _session_pb2.Timing
+    def __init__(self, timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class PolicyServiceDescribeResponse(_message.Message):
-    __slots__ = ("library_version", "policy_version", "sessions", "stats")
+    __slots__ = ("library_version", "policy_version", "sessions", "stats", "timing")
     LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     library_version: str
     policy_version: int
     sessions: int
     stats: _tensor_pb2.Value
-    def __init__(self, library_version: _Optional[str] = ..., policy_version: _Optional[int] = ..., sessions: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ...) -> None: ...
+    timing: _session_pb2.Timing
+    def __init__(self, library_version: _Optional[str] = ..., policy_version: _Optional[int] = ..., sessions: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...

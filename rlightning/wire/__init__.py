@@ -9,7 +9,14 @@ names the leaf.
 from __future__ import annotations
 
 from rlightning.errors import CodecError
-from rlightning.wire.batch import Batch, decode_batch, encode_batch, fill_batch, read_batch
+from rlightning.wire.batch import (
+    Batch,
+    batch_pieces,
+    decode_batch,
+    encode_batch,
+    fill_batch,
+    read_batch,
+)
 from rlightning.wire.env_meta import (
     decode_env_meta,
     encode_env_meta,
@@ -17,7 +24,15 @@ from rlightning.wire.env_meta import (
     read_env_meta,
 )
 from rlightning.wire.env_ret import decode_env_ret, encode_env_ret, fill_env_ret, read_env_ret
-from rlightning.wire.frame import CHUNK_BYTES, ChunkJoiner, Limits, Reader, Writer, split_batch
+from rlightning.wire.frame import (
+    CHUNK_BYTES,
+    ChunkJoiner,
+    Limits,
+    Reader,
+    Writer,
+    split_batch,
+    split_pieces,
+)
 from rlightning.wire.policy_response import (
     decode_policy_response,
     encode_policy_response,
@@ -36,6 +51,7 @@ __all__ = [
     "Limits",
     "Reader",
     "Writer",
+    "batch_pieces",
     "decode_batch",
     "decode_env_meta",
     "decode_env_ret",
@@ -63,4 +79,5 @@ __all__ = [
     "read_tensor",
     "read_value",
     "split_batch",
+    "split_pieces",
 ]

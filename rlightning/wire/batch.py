@@ -26,10 +26,15 @@ class Batch(NamedTuple):
 
 def encode_batch(batch: Batch) -> bytes:
     """Returns the encoded message of a batch; see `fill_batch`."""
+    return b"".join(batch_pieces(batch))
+
+
+def batch_pieces(batch: Batch) -> list[Any]:
+    """Returns what `encode_batch` does in pieces, so that large arrays are not copied."""
     w = Writer()
     pb = buffer_service_pb2.Batch()
     fill_batch(pb, batch, w)
-    return w.finish(pb)
+    return w.pieces(pb)
 
 
 def decode_batch(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Batch:

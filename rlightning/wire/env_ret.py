@@ -67,8 +67,8 @@ def fill_env_ret(pb: env_ret_pb2.EnvRet, env_ret: EnvRet, w: Writer) -> None:
     if info:
         _fill_mapping(pb.info, info, "info", w)
     if env_ret._extra:
-        _check_extra(env_ret)
         _fill_mapping(pb.extra, env_ret._extra, "extra", w)
+        _check_extra(env_ret)
     if env_ret.executed_action is not None:
         _fill_field(pb.executed_action, env_ret.executed_action, "executed_action", w)
     set_int(pb, "ts_env_sent_ns", env_ret.ts_env_sent_ns)
@@ -116,6 +116,8 @@ def _fill_final(pb: env_ret_pb2.EnvRet, info: Mapping[str, Any], w: Writer) -> M
 
 def _check_extra(env_ret: EnvRet) -> None:
     """Refuses what nobody could tell from a field any more once it is stored."""
+    if not isinstance(env_ret._extra, Mapping):
+        return  # which `_fill_mapping` says
     clash = sorted(set(env_ret.fields()).intersection(env_ret._extra))
     if clash:
         raise CodecError(f"fields of EnvRet have these names: {', '.join(clash)}", path="extra")

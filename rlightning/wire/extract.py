@@ -19,6 +19,9 @@ from rlightning.wire.splice import (
 
 _Descriptor: TypeAlias = Any  # upb's own class at run time, another in the stubs
 
+# Fields that are taken out where they are large.
+_LARGE = frozenset({"rlightning.v1.Tensor.data", "rlightning.v1.SampleChunk.data"})
+
 # upb refuses deeper messages; below it, the walk leaves the answer to upb.
 _MAX_MESSAGE_DEPTH = 100
 
@@ -27,7 +30,7 @@ class Plan:
     """Which fields of a message type lead to tensors, by tag.
 
     Attributes:
-        large: Tags of the fields worth descending into; None stands for `Tensor.data` itself.
+        large: Tags of the fields worth descending into; None stands for large data itself.
         messages: Tags of all fields that hold messages.
         packed: Tags of repeated numbers.
     """
@@ -70,7 +73,7 @@ def _make_plan(descriptor: _Descriptor, made: dict[str, Plan]) -> Plan:
             FieldDescriptor.TYPE_BYTES,
         ):
             packed.add(tag)
-        if field.full_name == "rlightning.v1.Tensor.data":
+        if field.full_name in _LARGE:
             plan.large[tag] = None
     plan.packed = frozenset(packed)
     return plan

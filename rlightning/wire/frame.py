@@ -218,14 +218,27 @@ class Reader(_Budget, Generic[_MessageT]):
             raise CodecError(f"no valid {name}: {error}") from error
 
     @property
+    def data(self) -> Buffer:
+        """The encoded message."""
+        return self._data
+
+    @property
     def nbytes(self) -> int:
         """Size of the encoded message."""
         return len(self._data)
 
     def resolve(self, data: bytes) -> tuple[int, int] | None:
-        """Returns (offset, length) of what `Tensor.data` stands for; None if it is itself."""
+        """Returns (offset, length) of what large `data` stands for; None if it is itself."""
         index = splice.index_of(data)
         return self.ranges[index] if index is not None and index < len(self.ranges) else None
+
+    def content(self, data: bytes) -> Buffer:
+        """Returns what the bytes of a chunk are, or stand for: a view over the message."""
+        found = self.resolve(data) if self.ranges else None
+        if found is None:
+            return data
+        offset, length = found
+        return memoryview(self._data)[offset : offset + length]
 
     def view(self, dtype: np.dtype[Any], shape: Sequence[int], offset: int) -> npt.NDArray[Any]:
         """Returns a read-only array over the bytes of the message."""
@@ -253,6 +266,31 @@ def split_batch(data: Buffer, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[
         yield offset, view[offset : offset + chunk_bytes]
 
 
+def split_pieces(
+    pieces: Sequence[Any], chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[tuple[int, list[memoryview]]]:
+    """Cuts bytes that come in pieces into parts, as `split_batch` does.
+
+    Args:
+        pieces: C-contiguous buffers of any kind, as `batch_pieces` returns; not copied.
+        chunk_bytes: Size of each part but the last.
+
+    Yields:
+        (offset, pieces of the part); one empty part if there is nothing.
+    """
+    part: list[memoryview] = []
+    offset, room = 0, chunk_bytes
+    for piece in pieces:
+        view = np.frombuffer(piece, np.uint8).data if len(piece) else memoryview(b"")
+        while len(view) > room:
+            yield offset, [*part, view[:room]]
+            view, offset, part, room = view[room:], offset + chunk_bytes, [], chunk_bytes
+        part.append(view)
+        room -= len(view)
+    if part or not offset:
+        yield offset, part
+
+
 class ChunkJoiner:
     """Joins the parts of a large message, which must come in order.
 
@@ -269,10 +307,11 @@ class ChunkJoiner:
     def __init__(self, total_bytes: int, *, max_bytes: int) -> None:
         if not 0 <= total_bytes <= max_bytes:
             raise CodecError(f"{total_bytes} bytes announced; at most {max_bytes} are allowed")
-        self._whole = bytearray(total_bytes)
+        # Unlike a bytearray, it is not filled with zeros first.
+        self._whole = np.empty(total_bytes, np.uint8).data
         self._filled = 0
 
-    def add(self, offset: int, data: bytes) -> bytearray | None:
+    def add(self, offset: int, data: Buffer) -> memoryview | None:
         """Adds the next part.
 
         Returns:

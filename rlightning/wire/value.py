@@ -20,9 +20,9 @@ from rlightning.wire.splice import Buffer
 from rlightning.wire.tensor import fill_tensor, read_tensor
 
 
-def encode_value(value: Any) -> bytes:
+def encode_value(value: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """Returns a value encoded as a `Value`; see `fill_value`."""
-    w = Writer()
+    w = Writer(limits)
     pb = tensor_pb2.Value()
     fill_value(pb, value, w)
     return w.finish(pb)

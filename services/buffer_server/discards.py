@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
+from rlightning.buffer.durable.store import DurableStore
 from rlightning.errors import InvalidRequestError, NotFoundError
 from rlightning.rpc.handlers import Context
 from rlightning.v1 import buffer_service_pb2 as pb
@@ -11,8 +10,6 @@ from rlightning.v1 import buffer_service_pb2 as pb
 from .tables import Tables
 
 _MAX_ID = 128
-# Requests whose answer is known if they come again.
-_MAX_KNOWN = 4096
 
 
 class Discards:
@@ -20,11 +17,12 @@ class Discards:
 
     Args:
         tables: The tables.
+        store: Keeps which requests were done.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, store: DurableStore) -> None:
         self._tables = tables
-        self._done: OrderedDict[str, tuple[pb.DiscardEpisodeRequest, int]] = OrderedDict()
+        self._store = store
 
     async def discard(
         self, request: pb.DiscardEpisodeRequest, context: Context
@@ -35,26 +33,26 @@ class Discards:
             InvalidRequestError: `request_id` is missing, too long, or that of another request.
             NotFoundError: There is no such table, or no data of the env ever came.
             ReplayError: The table serves rollouts.
+            ResourceExhaustedError: The server's disk is full.
         """
         request_id = request.request_id
         if not 0 < len(request_id) <= _MAX_ID:
             raise InvalidRequestError(
                 f"request_id: expected 1 to {_MAX_ID} characters, got {len(request_id)}"
             )
-        if request_id in self._done:
-            before, discarded = self._done[request_id]
-            if before != request:
-                raise InvalidRequestError(
-                    f"request_id: {request_id} was that of table '{before.table}' and env "
-                    f"{before.env_id!r}"
-                )
-            return pb.DiscardEpisodeResponse(discarded=discarded)
+        self._store.check()
         table = self._tables.named(request.table)
-        if request.env_id not in table.buffer.env_ids:
-            raise NotFoundError(f"env_id: no data of {request.env_id!r} ever came")
-        discarded = table.buffer.discard_episode(request.env_id)
-        table.changed()
-        self._done[request_id] = request, discarded
-        if len(self._done) > _MAX_KNOWN:
-            self._done.popitem(last=False)
+        done = self._store.discards.get(request_id)
+        if done is None:
+            if request.env_id not in table.buffer.env_ids:
+                raise NotFoundError(f"env_id: no data of {request.env_id!r} ever came")
+            discarded = table.discard(request.env_id)
+            self._store.discard(request_id, table.name, request.env_id, discarded)
+        elif (done.table, done.env_id) != (table.name, request.env_id):
+            raise InvalidRequestError(
+                f"request_id: {request_id} was that of table '{done.table}' and env {done.env_id!r}"
+            )
+        else:
+            discarded = done.discarded
+        await self._store.settled()
         return pb.DiscardEpisodeResponse(discarded=discarded)

@@ -8,9 +8,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlightning.buffer.buffer_table import BufferTable, insert_into
+from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.rendezvous import BLOCKED, Rendezvous
 from rlightning.errors import (
@@ -26,6 +28,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import LatencyStats
+from rlightning.rpc.protocol import Arrival
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.utils.failpoints import failpoint
@@ -61,14 +64,16 @@ class _Message:
         tables: Where it goes.
         items: What it brings.
         refusal: Why it cannot be stored; None while it may be.
-        since_ns: When it came, by the monotonic clock.
+        data: The message itself.
+        arrival: Its stamps.
         nbytes: What it takes in memory, in bytes.
     """
 
     tables: tuple[BufferTable, ...]
     items: list[Item]
     refusal: RLightningError | None
-    since_ns: int
+    data: bytes
+    arrival: Arrival
     nbytes: int
 
 
@@ -89,6 +94,7 @@ class Writer:
         alarm: Sets `progress` for those; None if there are none.
         progress: Set when it is time to ack.
         moved: Set when less is waiting.
+        arrival: Stamps of the last message since the last ack; None if there is none.
         held_by: Of the table that has no room for what waits; None if nothing does.
         told: How often that table was blocked when the client was told of it last.
     """
@@ -105,6 +111,7 @@ class Writer:
     alarm: asyncio.TimerHandle | None = None
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
+    arrival: Arrival | None = None
     held_by: Rendezvous | None = None
     told: int = 0
 
@@ -130,7 +137,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
 
     Args:
         tables: The tables.
-        storage_id: Identifies what is stored.
+        store: Where what is acked is kept.
 
     Attributes:
         counts: Counters.
@@ -141,12 +148,44 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
     request_type = pb.InsertRequest
     response_type = pb.InsertResponse
 
-    def __init__(self, tables: Tables, storage_id: str) -> None:
+    def __init__(self, tables: Tables, store: DurableStore) -> None:
         self.counts = InsertCounts()
         self.latency = LatencyStats()
         self._tables = tables
-        self._storage_id = storage_id
+        self._durable = store
         self._writers: OrderedDict[str, Writer] = OrderedDict()
+        self._leaving = False
+
+    # What was before.
+
+    def take_over(self) -> None:
+        """Takes note of the writers of before, which may come back."""
+        for writer_id, (env_id, next_seq) in self._durable.writers.items():
+            tables = tuple(
+                table
+                for table in self._tables.values()
+                if table.producers.of(env_id, writer_id) is not None
+            )
+            default = tuple(self._tables.values())[:1]
+            self._writers[writer_id] = Writer(writer_id, env_id, tables or default, next_seq)
+        self._forget_writers()
+
+    def close_absent(self) -> None:
+        """Ends what writers of before left open that did not come back."""
+        for table in self._tables.values():
+            for env_id, producer in tuple(table.producers.items()):
+                writer = self._writers.get(producer.writer_id)
+                if writer is None or writer.session is None:
+                    table.close_writer(env_id, producer.writer_id)
+
+    def leave(self) -> None:
+        """Takes note that the server stops: writers go on with what is open once it is back."""
+        self._leaving = self._durable.durable
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for room, of all writers."""
+        return sum(len(writer.waiting) for writer in self._writers.values())
 
     # Sessions.
 
@@ -154,6 +193,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         self, session: Session, reader: Reader[pb.InsertRequest]
     ) -> pb.InsertResponse:
         """Lets a writer bring the rows of its env, from the first message that is not stored."""
+        self._durable.check()
         hello = reader.message.hello
         meta = session.spec
         if meta is None or not meta.env_id:
@@ -181,9 +221,11 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             raise
         writer.session = session
         session.state = writer
+        self._durable.know_writer(writer.writer_id, writer.env_id, writer.next_seq)
+        await self._durable.settled()
         self._start(writer, self._send_acks(writer, session))
         response = pb.InsertResponse()
-        response.welcome.storage_id = self._storage_id
+        response.welcome.storage_id = self._durable.storage_id
         response.welcome.next_seq = writer.next_seq
         bounds = [table.max_items for table in tables if table.max_items]
         response.welcome.max_items = min(bounds, default=0)
@@ -237,6 +279,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             gone = [key for key, writer in self._writers.items() if writer.session is None]
             for key in gone[:surplus]:
                 del self._writers[key]
+                self._durable.forget_writer(key)
 
     async def on_close(self, session: Session, *, resumable: bool) -> None:
         """Forgets what waits, which comes again; and the rows of a writer that does not."""
@@ -245,6 +288,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             self._stop(writer)
             if not resumable:
                 writer.session = None
+            if not resumable and not self._leaving:
                 self._close(writer)
 
     def _start(self, writer: Writer, work: Coroutine[Any, Any, None]) -> None:
@@ -276,6 +320,9 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         writer: Writer = session.state
         if writer.session is not session:
             raise PreconditionError("another session writes under this writer_id", reason="FENCED")
+        self._durable.check()
+        if self._durable.behind:
+            await self._durable.settled()
         seq = reader.message.insert.seq
         self.counts.messages_total += 1
         if writer.next_seq == 0 and seq > 0:
@@ -284,7 +331,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         if seq != expected:
             await self._out_of_turn(writer, session, seq, expected)
             return
-        message = self._read(writer, reader, session.arrival.received_ns)
+        message = self._read(writer, reader, session.arrival)
         if writer.waiting or not self._store(writer, message):
             self._keep(writer, message)
         while (
@@ -327,9 +374,15 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         response.ack.expected_seq = expected
         await session.send(response)
 
-    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], received_ns: int) -> _Message:
+    @staticmethod
+    def _mark(writer: Writer, message: _Message) -> tuple[list[str], str, str, int]:
+        """Returns how a message whose turn it is is written down."""
+        names = [table.name for table in message.tables]
+        return names, writer.writer_id, writer.env_id, writer.next_seq
+
+    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], arrival: Arrival) -> _Message:
         name = reader.message.insert.table
-        message = _Message(writer.tables, [], None, received_ns, reader.nbytes)
+        message = _Message(writer.tables, [], None, bytes(reader.data), arrival, reader.nbytes)
         try:
             if name:
                 table = self._tables.named(name)
@@ -339,7 +392,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                         f"table: expected one of the hello's, {told}, got '{name}'"
                     )
                 message.tables = (table,)
-            message.items = _items(writer.env_id, reader)
+            message.items = items_of(writer.env_id, reader)
             message.nbytes += _VALUE_BYTES * reader.used()[0]
         except (CodecError, NotFoundError, InvalidRowError) as error:
             message.refusal = error
@@ -355,7 +408,8 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         if refusal is None:
             begun = time.perf_counter()
             try:
-                full = insert_into(message.tables, writer.env_id, message.items)
+                journal = partial(self._durable.insert, *self._mark(writer, message), message.data)
+                full = insert_into(message.tables, writer.env_id, message.items, journal)
                 if full is not None:
                     writer.held_by = full.rendezvous
                     return False
@@ -369,9 +423,11 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             self.counts.refused_total += 1
             for table in message.tables:
                 table.refuse(writer.env_id)
+            self._durable.refuse(*self._mark(writer, message))
             writer.refused[writer.next_seq] = to_error_status(refusal)
         writer.next_seq += 1
         writer.unacked += len(message.items)
+        writer.arrival = message.arrival
         if writer.unacked >= _ACK_EVERY or refusal is not None:
             writer.progress.set()
         elif writer.alarm is None:
@@ -389,7 +445,9 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                     writer.progress.set()  # tells the client
                 await writer.held_by.wait_room()
                 continue
-            self.latency.record("withheld", (time.monotonic_ns() - message.since_ns) / 1e9)
+            self.latency.record(
+                "withheld", (time.monotonic_ns() - message.arrival.received_ns) / 1e9
+            )
             writer.waiting.popleft()
             writer.transit.give_back(message.nbytes)
             writer.moved.set()
@@ -404,7 +462,11 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             table.rendezvous.hold(writer.env_id, writer.writer_id, count, writer.held_by)
 
     async def _send_acks(self, writer: Writer, session: Session) -> None:
-        """Acks everything that was stored since the last ack, as fast as the client reads."""
+        """Acks everything that was stored since the last ack, as fast as the client reads.
+
+        It awaits what the server's durability promises first; meanwhile more is stored, which is
+        written together.
+        """
         while True:
             await writer.progress.wait()
             writer.progress.clear()
@@ -412,7 +474,10 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             if writer.alarm is not None:
                 writer.alarm.cancel()
                 writer.alarm = None
-            for seq in sorted(writer.refused):
+            stored, refused = writer.next_seq - 1, sorted(writer.refused)
+            await self._durable.settled()
+            failpoint("insert.settled")
+            for seq in refused:
                 response = pb.InsertResponse()
                 response.ack.seq = seq - 1
                 response.ack.error.CopyFrom(writer.refused[seq])
@@ -420,17 +485,24 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                     writer.refused.pop(seq, None)
                     writer.moved.set()
             response = pb.InsertResponse()
-            response.ack.seq = writer.next_seq - 1
+            response.ack.seq = stored
             response.ack.withheld = len(writer.waiting)
             holder = writer.held_by
             if holder is not None and holder.blocked:
                 writer.told = holder.blocked_total
                 blocked = PreconditionError(holder.blocked, reason=BLOCKED)
                 response.ack.blocked.CopyFrom(to_error_status(blocked))
-            await session.send(response)
+            answers, writer.arrival = writer.arrival, None
+            await session.send(response, answers=answers)
 
 
-def _items(env_id: str, reader: Reader[pb.InsertRequest]) -> list[Item]:
+def items_of(env_id: str, reader: Reader[pb.InsertRequest]) -> list[Item]:
+    """Returns the items of a message of an env.
+
+    Raises:
+        InvalidRowError: One lacks its EnvRet, or is of another env.
+        CodecError: One cannot be read.
+    """
     items = []
     for position, item in enumerate(reader.message.insert.items):
         if not item.HasField("env_ret"):

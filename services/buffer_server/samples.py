@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import Any
 
+from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.feeds import Feed, MixedFeed, TableFeed
 from rlightning.buffer.rendezvous import BLOCKED
 from rlightning.buffer.taken import Taken
@@ -24,7 +26,7 @@ from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.types import ActionSource
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Reader, encode_batch
+from rlightning.wire import Batch, Reader, batch_pieces
 
 from .chunks import sample_responses
 from .tables import Tables
@@ -35,7 +37,7 @@ _MAX_CREDITS = 1024
 _MAX_RANKS = 2**16
 # Batches that were given back, of which an ack may still come.
 _MAX_RETURNED = 64
-# From this size on, a batch is encoded in a thread: copying it would hold the loop up.
+# From this size on, a batch is encoded in a thread: putting it together could hold the loop up.
 _THREAD_BYTES = 2**20
 
 
@@ -44,7 +46,7 @@ class _Sent:
     """A batch that its learner has not acked."""
 
     taken: Taken
-    data: bytes = b""
+    pieces: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -54,7 +56,7 @@ class Learner:
     Attributes:
         feed: What its batches come from.
         client_id: Who it is.
-        credits: Batches that may still be sent.
+        credits: Batches that may still be sent: how large each is, 0 for the size of the feed.
         credited: Set when there are credits.
         unacked: Batches that leave the buffer with their ack, by number.
         sending: Sends batches; None before the first credit of a stream.
@@ -65,7 +67,7 @@ class Learner:
 
     feed: Feed
     client_id: str
-    credits: int = 0
+    credits: deque[int] = field(default_factory=deque)
     credited: asyncio.Event = field(default_factory=asyncio.Event)
     unacked: dict[int, _Sent] = field(default_factory=dict)
     sending: asyncio.Task[None] | None = None
@@ -85,7 +87,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
     Args:
         tables: The tables.
-        storage_id: Identifies what is stored.
+        store: Knows what identifies what is stored.
         producer_timeout_s: How often a learner is told of a silent producer, in seconds.
         lease_s: For how long the batches of a learner that is away are kept from others that ask,
             in seconds.
@@ -101,14 +103,14 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
     def __init__(
         self,
         tables: Tables,
-        storage_id: str,
+        store: DurableStore,
         producer_timeout_s: float,
         lease_s: float,
     ) -> None:
         self.batches_total = 0
         self.latency = LatencyStats()
         self._tables = tables
-        self._storage_id = storage_id
+        self._store = store
         self._producer_timeout_s = producer_timeout_s
         self._lease_s = lease_s
         self._learners: list[Learner] = []
@@ -137,7 +139,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             learner.deprived = session.resumed = False
         self._reclaim(learner)
         response = pb.SampleResponse()
-        response.welcome.storage_id = self._storage_id
+        response.welcome.storage_id = self._store.storage_id
         return response
 
     def _feed(self, hello: pb.SampleHello) -> Feed:
@@ -200,7 +202,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             learner.sending.cancel()
             await asyncio.wait({learner.sending})
             learner.sending = None
-        learner.credits = 0
+        learner.credits.clear()
         learner.present = False
         if resumable:
             loop = asyncio.get_running_loop()
@@ -248,9 +250,12 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         body = message.WhichOneof("body")
         learner: Learner = session.state
         if body == "credit":
-            learner.credits += message.credit.batches
-            if not 0 <= learner.credits <= _MAX_CREDITS or message.credit.batches < 0:
+            batches, size = message.credit.batches, message.credit.batch_size
+            if not 0 <= batches <= _MAX_CREDITS - len(learner.credits):
                 raise InvalidRequestError(f"credits: expected 0 to {_MAX_CREDITS} in all")
+            if size:
+                learner.feed.check(size)
+            learner.credits.extend([size] * batches)
             learner.credited.set()
             if learner.sending is None:
                 learner.sending = asyncio.create_task(self._send_batches(learner, session))
@@ -276,20 +281,20 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
     async def _send_batches(self, learner: Learner, session: Session) -> None:
         for batch_id, sent in tuple(learner.unacked.items()):
-            await self._send(session, batch_id, await self._encoded(batch_id, sent))
+            await self._send(session, batch_id, sent, learner.feed)
         while True:
-            while learner.credits < 1:
+            while not learner.credits:
                 learner.credited.clear()
                 await learner.credited.wait()
             taken = await self._next(learner, session)
-            learner.credits -= 1
+            learner.credits.popleft()
             sent = _Sent(taken)
             # Of a rollout the same for every learner and session, so that no ack can mean another.
             rollout = taken.rollout
             batch_id = next(self._numbers) if rollout is None else rollout.index + 1
             if taken.leaves:
                 learner.unacked[batch_id] = sent  # first of all, so that it cannot be lost
-            await self._send(session, batch_id, await self._encoded(batch_id, sent))
+            await self._send(session, batch_id, sent, learner.feed)
             self.batches_total += 1
 
     async def _next(self, learner: Learner, session: Session) -> Taken:
@@ -297,7 +302,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         patience_s = 0.0
         while True:
             try:
-                return await learner.feed.next(patience_s)
+                return await learner.feed.next(patience_s, batch_size=learner.credits[0])
             except (UnavailableError, PreconditionError) as error:
                 if isinstance(error, PreconditionError) and error.reason != BLOCKED:
                     raise
@@ -307,27 +312,30 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
                 await session.send(response)
                 patience_s = self._producer_timeout_s
 
-    async def _encoded(self, batch_id: int, sent: _Sent) -> bytes:
-        """Returns the encoded batch, the same bytes every time."""
-        if not sent.data:
+    async def _encoded(self, batch_id: int, sent: _Sent) -> list[Any]:
+        """Returns the encoded batch in pieces, the same bytes every time."""
+        if not sent.pieces:
             begun = time.perf_counter()
             if sent.taken.nbytes < _THREAD_BYTES:
-                sent.data = _encode(batch_id, sent.taken)
+                sent.pieces = _encode(batch_id, sent.taken)
             else:
-                sent.data = await asyncio.to_thread(_encode, batch_id, sent.taken)
+                sent.pieces = await asyncio.to_thread(_encode, batch_id, sent.taken)
             self.latency.record("encode", time.perf_counter() - begun)
-        return sent.data
+        return sent.pieces
 
-    async def _send(self, session: Session, batch_id: int, data: bytes) -> None:
+    async def _send(self, session: Session, batch_id: int, sent: _Sent, feed: Feed) -> None:
+        pieces = await self._encoded(batch_id, sent)
         begun = time.perf_counter()
-        for response in sample_responses(batch_id, data):
+        for response in sample_responses(batch_id, pieces, stays=not sent.taken.leaves):
             if not await session.send(response):
-                return  # the stream is over; what was not acked is sent again on the next one
+                break  # the stream is over; what was not acked is sent again on the next one
+        else:
+            feed.copied(sent.taken)
         self.latency.record("send", time.perf_counter() - begun)
 
 
-def _encode(batch_id: int, taken: Taken) -> bytes:
-    return encode_batch(Batch(batch_id, taken.columns(), dict(taken.metadata)))
+def _encode(batch_id: int, taken: Taken) -> list[Any]:
+    return batch_pieces(Batch(batch_id, taken.columns(), dict(taken.metadata)))
 
 
 def _report(task: asyncio.Task[None], session: Session) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.parts import joined
+from rlightning.buffer.pipeline import Item
 from rlightning.buffer.remote_buffer import SERVICE
 from rlightning.errors import (
     InvalidRequestError,
@@ -23,24 +24,32 @@ from rlightning.errors import (
 from rlightning.latency import LatencyStats
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
-from rlightning.rpc.protocol import LIBRARY_VERSION
+from rlightning.rpc.health import Health
+from rlightning.rpc.metrics import Metrics
+from rlightning.rpc.protocol import LIBRARY_VERSION, arrival_of, stamp
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Writer, encode_batch, fill_value
+from rlightning.wire import Batch, Limits, Reader, Writer, batch_pieces, fill_value
 
 from .chunks import get_responses
 from .discards import Discards
-from .inserts import InsertHandler
+from .inserts import InsertHandler, items_of
 from .samples import SampleHandler
 from .tables import Tables
 
+# What was stored before kept to the limits of its session.
+_STORED = Limits(max_bytes=2**31 - 1, max_leaves=10_000_000)
+
 
 class BufferService:
-    """`rlightning.v1.BufferService` over tables in memory.
+    """`rlightning.v1.BufferService` over tables in memory, and what of them is kept on disk.
 
     Args:
-        config: Sections `buffer` and `services.buffer`.
+        config: Sections `buffer` and `services.buffer`, and `log.latency`.
+
+    Attributes:
+        failure: Gets an exception when the disk did not confirm what was written.
 
     Raises:
         ConfigError: The section asks for what the buffer does not offer.
@@ -55,21 +64,29 @@ class BufferService:
         "DiscardEpisode": "actor",
         "UpdatePriorities": "learner",
         "Clear": "learner",
+        "Checkpoint": "learner",
         "Describe": "learner",
     }
 
     def __init__(self, config: MainConfig) -> None:
         rpc = config.services.buffer.rpc
-        self._storage_id = uuid.uuid4().hex
         self._tables = Tables(config.buffer)
-        self._discards = Discards(self._tables)
-        self._insert = InsertHandler(self._tables, self._storage_id)
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._store = DurableStore(config.buffer, self._tables, _read_items)
+        self._health: Health | None = None
+        self._draining = False
+        self._lease_s = rpc.resume_window_s
+        self._absent: asyncio.TimerHandle | None = None
+        self._discards = Discards(self._tables, self._store)
+        self._insert = InsertHandler(self._tables, self._store)
         self._sample = SampleHandler(
             self._tables,
-            self._storage_id,
+            self._store,
             producer_timeout_s=config.buffer.producer_timeout_s,
             lease_s=rpc.lease_s,
         )
+        if not config.log.latency:
+            self._insert.latency = self._sample.latency = LatencyStats(enabled=False)
         self._writers = SessionRegistry(rpc, f"/{SERVICE}/Insert")
         self._learners = SessionRegistry(rpc, f"/{SERVICE}/Sample")
 
@@ -83,17 +100,47 @@ class BufferService:
             "DiscardEpisode": unary_unary(pb.DiscardEpisodeRequest, self._discards.discard),
             "UpdatePriorities": unary_unary(pb.UpdatePrioritiesRequest, self._update_priorities),
             "Clear": unary_unary(pb.ClearRequest, self._clear),
+            "Checkpoint": unary_unary(pb.CheckpointRequest, self._checkpoint),
             "Describe": unary_unary(pb.BufferServiceDescribeRequest, self._describe),
         }
 
+    def use_health(self, health: Health) -> None:
+        """Takes the health service, to be not ready while nothing can be written to the disk."""
+        self._health = health
+
     async def start(self) -> None:
-        """Returns at once: tables in memory begin empty."""
+        """Returns once what `buffer.restore` names is loaded.
+
+        Raises:
+            ConfigError: It cannot be, or the data directory cannot be used.
+            CorruptError: What the data directory has is damaged.
+        """
+        await asyncio.to_thread(self._store.open)
+        await self._store.begin(on_full=self._disk_full, on_lost=self._disk_lost)
+        self._insert.take_over()
+        if any(table.producers for table in self._tables.values()):
+            loop = asyncio.get_running_loop()
+            self._absent = loop.call_later(self._lease_s, self._insert.close_absent)
+
+    def _disk_full(self, full: bool) -> None:
+        if self._health is not None and not self._draining:
+            self._health.set_ready(not full)
+
+    def _disk_lost(self, error: Exception) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
 
     async def drain(self, deadline_s: float) -> None:
-        """Returns at once: what is acked is stored, and what waits for room is sent again."""
+        """Returns once what is stored is as safe as promised; what waits for room comes again."""
+        self._draining = True
+        self._insert.leave()
+        await self._store.settled()
 
     async def close(self) -> None:
-        """Returns at once: the tables go with the process."""
+        """Closes the data directory; what was acked is in it, if there is one."""
+        if self._absent is not None:
+            self._absent.cancel()
+        await self._store.close()
 
     async def _get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[bytes]:
         table = self._tables.named(request.table)
@@ -127,7 +174,8 @@ class BufferService:
                 found = buffer.get(wanted)
             columns, metadata = joined(found)
             batch = Batch(0, columns, {**metadata, "size": size})
-            for response in get_responses(await asyncio.to_thread(encode_batch, batch)):
+            pieces = await asyncio.to_thread(batch_pieces, batch)
+            for response in get_responses(pieces):
                 yield response
         except IndexError as error:
             raise InvalidRequestError(f"indices: {error}") from error
@@ -139,18 +187,20 @@ class BufferService:
         unknown = sorted(set(request.env_ids) - set(table.buffer.env_ids))
         if unknown:
             raise NotFoundError(f"env_ids: no data of {', '.join(unknown)} ever came")
-        truncated = sum(table.buffer.truncate_group(env_id) for env_id in request.env_ids)
-        table.changed()
+        self._store.check()
+        truncated = sum(table.truncate(env_id) for env_id in request.env_ids)
+        await self._store.settled()
         return pb.TruncateResponse(truncated=truncated)
 
     async def _update_priorities(
         self, request: pb.UpdatePrioritiesRequest, context: Context
     ) -> pb.UpdatePrioritiesResponse:
-        buffer = self._tables.named(request.table).buffer
+        table = self._tables.named(request.table)
+        self._store.check()
         indices = np.array(request.indices, np.intp)
         generations = np.array(request.generations, np.int64) if request.generations else None
         try:
-            updated = buffer.update_priorities(
+            updated = table.update_priorities(
                 indices, np.array(request.priorities, np.float64), generations
             )
         except IndexError as error:
@@ -159,14 +209,26 @@ class BufferService:
             raise InvalidRequestError(str(error)) from error
         except ReplayError as error:
             raise PreconditionError(str(error)) from error
+        await self._store.settled()
         return pb.UpdatePrioritiesResponse(updated=updated)
 
     async def _clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearResponse:
-        return pb.ClearResponse(cleared=self._tables.named(request.table).clear())
+        table = self._tables.named(request.table)
+        self._store.check()
+        cleared = table.clear()
+        await self._store.settled()
+        return pb.ClearResponse(cleared=cleared)
+
+    async def _checkpoint(
+        self, request: pb.CheckpointRequest, context: Context
+    ) -> pb.CheckpointResponse:
+        made = await self._store.checkpoint()
+        return pb.CheckpointResponse(name=made.name, total_bytes=made.nbytes)
 
     async def _describe(self, request: pb.BufferServiceDescribeRequest, context: Context) -> bytes:
+        arrival = arrival_of(request)
         response = pb.BufferServiceDescribeResponse(
-            library_version=LIBRARY_VERSION, storage_id=self._storage_id
+            library_version=LIBRARY_VERSION, storage_id=self._store.storage_id
         )
         tables = [self._tables.named(request.table)] if request.table else self._tables.values()
         for table in tables:
@@ -180,7 +242,35 @@ class BufferService:
             )
         writer = Writer()
         fill_value(response.stats, self._stats(), writer)
+        stamp(response, arrival)
         return writer.finish(response)
+
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of now."""
+        metrics.sessions("Insert", self._writers.sessions)
+        metrics.sessions("Sample", self._learners.sessions)
+        metrics.stages(self._insert.latency)
+        metrics.stages(self._sample.latency)
+        for table in self._tables.values():
+            size, name = table.buffer.size(), table.name
+            metrics.gauge("buffer_items", "Transitions or episodes stored.", size, table=name)
+            metrics.gauge("buffer_capacity", "Transitions that fit.", table.capacity, table=name)
+            for total, text, value in (
+                ("rows_total", "Transitions completed.", table.buffer.counters.completed),
+                ("sampled_total", "Transitions handed to learners.", table.sampled_total),
+            ):
+                metrics.counter(f"buffer_{total}", text, value, table=name)
+        waiting = self._insert.waiting
+        metrics.gauge("queue_depth", "What waits, by queue.", waiting, queue="inserts")
+        counts = self._insert.counts
+        for total, text, value in (
+            ("insert_total", "Insert messages that came.", counts.messages_total),
+            ("insert_duplicate_total", "Those that had come before.", counts.duplicates_total),
+            ("insert_gap_total", "Those that came before their turn.", counts.gaps_total),
+            ("insert_refused_total", "Those that could not be stored.", counts.refused_total),
+            ("sample_batches_total", "Batches sent to learners.", self._sample.batches_total),
+        ):
+            metrics.counter(total, text, value)
 
     def _stats(self) -> dict[str, Any]:
         latency = LatencyStats()
@@ -189,10 +279,17 @@ class BufferService:
         return {
             **dataclasses.asdict(self._insert.counts),
             "batches_total": self._sample.batches_total,
+            **self._store.stats(),
             "sessions": describe_sessions(self._writers.sessions),
             "tables": {name: table.stats() for name, table in self._tables.items()},
             "latency": latency.summary(),
+            "latency_window_s": latency.WINDOW_S,
         }
+
+
+def _read_items(env_id: str, data: bytes) -> list[Item]:
+    """Returns the items of a message that was stored before."""
+    return items_of(env_id, Reader(pb.InsertRequest, data, limits=_STORED))
 
 
 def _page(request: pb.GetRequest) -> slice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from rlightning.buffer.arguments import check_shards
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.utils.storage import MEMORY_SHARE
 from rlightning.errors import ConfigError, NotFoundError
@@ -24,6 +25,7 @@ class Tables(Mapping[str, BufferTable]):
     """
 
     def __init__(self, config: BufferConfig) -> None:
+        check_shards(config)
         self._tables: dict[str, BufferTable] = {}
         if not config.tables:
             self._tables[DEFAULT_TABLE] = BufferTable(DEFAULT_TABLE, config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
@@ -11,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
+from rlightning.buffer.arguments import make_table
 from rlightning.buffer.remote_buffer import InsertClient, items_per_message
 from rlightning.buffer.routing import tables_of
 from rlightning.env.attached import AttachedGroup
@@ -23,8 +25,10 @@ from rlightning.errors import (
     StorageFullError,
     UnavailableError,
 )
-from rlightning.latency import LatencyStats
+from rlightning.latency import ClockOffset, LatencyStats
+from rlightning.latency.trace import TraceLog
 from rlightning.policy.remote_policy import PolicyClient
+from rlightning.rpc.metrics import Metrics
 from rlightning.utils.config import BufferConfig, MainConfig
 
 from .unasked import UnaskedSteps
@@ -51,6 +55,10 @@ class Driver:
         control: Pauses and stops.
         quorum: Nothing is stepped before it is reached.
         on_failure: Called with the error of an actor that gave up.
+
+    Attributes:
+        latency: Durations of the stages, of all groups together.
+        traces: The last traced steps.
     """
 
     def __init__(
@@ -62,11 +70,14 @@ class Driver:
         quorum: Quorum,
         on_failure: Callable[[RLightningError], None],
     ) -> None:
+        self.latency = LatencyStats(enabled=config.log.latency)
+        self.traces = TraceLog(config.log.trace_every)
         self._config = config
         self._control = control
         self._quorum = quorum
         self._on_failure = on_failure
-        self._actors = [_Actor(config, group, control, quorum) for group in groups]
+        self._table = make_table(config.buffer)
+        self._actors = [self._actor(group, control, hosted=True) for group in groups]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
         self._farewells: dict[asyncio.Task[None], _Actor] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,9 +89,24 @@ class Driver:
 
     def attach(self, group: AttachedGroup) -> None:
         """Starts the actor of a client's env; returns at once."""
-        actor = _Actor(self._config, group, self._control.branch(), self._quorum)
+        actor = self._actor(group, self._control.branch())
         group.store = actor.steps.store
         self._attached[group] = actor, asyncio.create_task(self._drive_attached(actor, group))
+
+    def buffer_of(self, env_id: str, *, hosted: bool = False) -> str:
+        """Returns the address of the buffer server that stores the rows of a group.
+
+        Args:
+            env_id: Id of the group.
+            hosted: Whether it is one of several groups of a worker, `NAME-WORKER-GROUP`; with node
+                affinity they stay together.
+        """
+        addresses = self._config.buffer_addresses
+        if len(addresses) == 1:
+            return addresses[0]
+        if hosted and self._config.buffer.node_affinity_env:
+            env_id = env_id.rpartition("-")[0]
+        return addresses[self._table.get_storage_idx_for_env(env_id)]
 
     def detach(self, group: AttachedGroup) -> bool:
         """Ends the actor of a client that has left, once what came of it is stored.
@@ -131,12 +157,7 @@ class Driver:
 
     def stats(self) -> dict[str, Any]:
         """Returns counters, and seconds by stage, over all groups."""
-        latency = LatencyStats()
-        actors = [*self._actors, *(actor for actor, _ in self._attached.values())]
-        for actor in actors:
-            latency.merge(actor.stats.latency)
-            # The actor's own `round_trip` is the same as the client's `act`.
-            latency.merge({n: h for n, h in actor.policy.stats.items() if n != "act"})
+        actors = self._all_actors()
         stats = {actor.group.env_id: actor.stats for actor in actors}
         hosted = [actor.group for actor in actors if isinstance(actor.group, HostedGroup)]
         return {
@@ -149,8 +170,50 @@ class Driver:
             "steps_dropped": sum(group.dropped for group in self._attached),
             "inserts_resent": sum(actor.buffer.resent for actor in actors),
             "last_errors": {name: one.last_error for name, one in stats.items() if one.last_error},
-            "latency": latency.summary(),
+            "one_way_unknown": sum(actor.policy.one_way_unknown for actor in actors),
+            "latency": self.latency.summary(),
+            "latency_window_s": self.latency.WINDOW_S,
+            "clocks": {name: offset.summary() for name, offset in self.clocks().items()},
         }
+
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of all groups."""
+        metrics.stages(self.latency)
+        metrics.clocks({name: offset.summary() for name, offset in self.clocks().items()})
+        actors = self._all_actors()
+        unknown = sum(actor.policy.one_way_unknown for actor in actors)
+        for name, text, value in (
+            ("env_errors", "Times an env failed", sum(a.stats.env_errors for a in actors)),
+            (
+                "policy_errors",
+                "Answers refused",
+                sum(a.stats.policy_errors for a in actors),
+            ),
+            ("inserts_resent", "Inserts sent again", sum(a.buffer.resent for a in actors)),
+            ("one_way_unknown", "Answers whose uplink and downlink are not known", unknown),
+        ):
+            metrics.gauge(name, f"{text}, of the groups that are here.", value)
+
+    def clocks(self) -> dict[str, ClockOffset]:
+        """Returns the clocks of policy and buffer server, as the best-informed group has them."""
+        actors = self._all_actors()
+        buffers = [actor.buffer.offset for actor in actors]
+        found = {
+            "policy": _best([actor.policy.offset for actor in actors]),
+            "buffer": _best([offset for offset in buffers if offset is not None]),
+        }
+        return {name: offset for name, offset in found.items() if offset is not None}
+
+    def _all_actors(self) -> list[_Actor]:
+        return [*self._actors, *(actor for actor, _ in self._attached.values())]
+
+    def _actor(
+        self, group: HostedGroup | AttachedGroup, control: ActorControl, *, hosted: bool = False
+    ) -> _Actor:
+        address = self.buffer_of(group.env_id, hosted=hosted)
+        return _Actor(
+            self._config, group, control, self.latency, self.traces, self._quorum, address
+        )
 
     async def _drive(self, actor: _Actor) -> None:
         env_id = actor.group.env_id
@@ -233,7 +296,10 @@ class _Actor:
         config: MainConfig,
         group: HostedGroup | AttachedGroup,
         control: ActorControl,
+        latency: LatencyStats,
+        traces: TraceLog,
         quorum: Quorum,
+        buffer_address: str,
     ) -> None:
         services = config.services
         tables = tables_of(config.buffer, group.env_id)
@@ -242,22 +308,25 @@ class _Actor:
         self.group = group
         self.control = control
         self.quorum = quorum
-        self.stats = ActorStats()
+        self.stats = ActorStats(latency=latency)
+        self._traces = traces
         self.policy = PolicyClient(
             services.policy.dial_address,
             spec=group.meta,
             client_id=client_id,
             rpc=services.policy.rpc,
             auth=services.policy.auth,
+            stats=latency,
         )
         self.buffer = InsertClient(
-            services.buffer.dial_address,
+            buffer_address,
             spec=group.meta,
             writer_id=client_id,
             tables=list(tables),
             window_items=min(map(_window, tables.values())),
             rpc=services.buffer.rpc,
             auth=services.buffer.auth,
+            stats=latency,
         )
         self.steps = UnaskedSteps(self.buffer)
         self._info_keys = group.config.info_keys if isinstance(group, HostedGroup) else INFO_KEYS
@@ -279,6 +348,7 @@ class _Actor:
                 info_keys=self._info_keys,
                 control=self.control,
                 stats=self.stats,
+                traces=self._traces,
             )
 
     async def close(self) -> None:
@@ -297,6 +367,18 @@ class _Actor:
                 await self.control.sleep(0.1)
             else:
                 return
+
+
+def _best(offsets: Iterable[ClockOffset]) -> ClockOffset | None:
+    """Returns the offset that is known best, or one that is not known if none is."""
+    best: ClockOffset | None = None
+    least = math.inf
+    for offset in offsets:
+        uncertainty = offset.uncertainty_ns
+        if best is None or (uncertainty is not None and uncertainty < least):
+            best = offset
+            least = math.inf if uncertainty is None else uncertainty
+    return best
 
 
 def _window(buffer: BufferConfig) -> int:

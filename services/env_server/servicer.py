@@ -22,9 +22,11 @@ from rlightning.errors import (
     PreconditionError,
     RLightningError,
 )
+from rlightning.latency.trace import StepTrace
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_unary
-from rlightning.rpc.protocol import LIBRARY_VERSION
+from rlightning.rpc.metrics import Metrics
+from rlightning.rpc.protocol import LIBRARY_VERSION, arrival_of, stamp
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.types import EnvMeta
 from rlightning.utils.config import MainConfig
@@ -141,6 +143,18 @@ class EnvService:
         for group in self._groups:
             await group.close()
 
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of now."""
+        metrics.sessions("Attach", self._clients.sessions)
+        steps = sum(group.env_steps for group in self._groups) + self._attached.env_steps
+        metrics.counter("env_steps_total", "Env steps; every row counts.", steps)
+        metrics.counter("episodes_total", "Finished episodes.", self._log.cursor)
+        text = "Groups of rows."
+        metrics.gauge("groups", text, len(self._groups), kind="hosted")
+        metrics.gauge("groups", text, len(self._attached.groups), kind="attached")
+        if self._driver is not None:
+            self._driver.measure(metrics)
+
     def _attach(self, group: AttachedGroup) -> None:
         client_id = group.env_id.removeprefix(PREFIX)
         if self._driver is None:  # the gate lets no client in before
@@ -169,9 +183,12 @@ class EnvService:
         return next(iter(acted + attached), None)
 
     def _check_upstream(self) -> None:
-        for name in ("policy", "buffer"):
+        for name, dialled in (
+            ("policy", lambda: self._config.services.policy.dial_address),
+            ("buffer", lambda: self._config.buffer_addresses),
+        ):
             try:
-                getattr(self._config.services, name).dial_address  # noqa: B018 - may raise
+                dialled()  # raises without an address
             except ConfigError as error:
                 raise ConfigError(f"services.{name}: {error}") from None
 
@@ -223,8 +240,11 @@ class EnvService:
             self.failure.exception()  # or asyncio complains where nobody looks at it
 
     async def _describe(self, request: pb.EnvServiceDescribeRequest, context: Context) -> bytes:
+        arrival = arrival_of(request)
         if request.episode_cursor < 0:
             raise InvalidRequestError(f"episode_cursor: {request.episode_cursor} is below 0")
+        if request.trace_cursor < 0:
+            raise InvalidRequestError(f"trace_cursor: {request.trace_cursor} is below 0")
         response, writer = pb.EnvServiceDescribeResponse(), Writer()
         response.library_version = LIBRARY_VERSION
         attached = [group.meta for group in self._attached.groups.values()]
@@ -241,6 +261,11 @@ class EnvService:
         stats["sessions"] = describe_sessions(self._clients.sessions)
         stats["drivers"] = self._driven.drivers
         fill_value(response.stats, stats, writer)
+        if self._driver is not None:
+            for trace in self._driver.traces.since(request.trace_cursor):
+                _fill_trace(response.traces.add(), trace)
+            response.trace_cursor = self._driver.traces.cursor
+        stamp(response, arrival)
         return writer.finish(response)
 
     async def _steer(self, request: pb.ControlRequest, context: Context) -> pb.ControlResponse:
@@ -279,3 +304,13 @@ def _fill_episode(message: pb.EpisodeRecord, episode: EpisodeRecord) -> None:
     message.policy_version = episode.policy_version
     message.reason = episode.reason
     message.ts_end_ns = episode.ts_end_ns
+
+
+def _fill_trace(message: pb.StepTrace, trace: StepTrace) -> None:
+    message.env_id = trace.env_id
+    message.seq = trace.seq
+    message.start_ns = trace.start_ns
+    message.duration_ns = trace.duration_ns
+    message.uncertainty_ns = trace.uncertainty_ns
+    for span in trace.spans:
+        message.spans.add(stage=span.stage, start_ns=span.start_ns, duration_ns=span.duration_ns)

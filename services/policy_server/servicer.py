@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -19,13 +20,15 @@ from rlightning.errors import (
     ResourceExhaustedError,
     RLightningError,
 )
+from rlightning.latency import LatencyStats
 from rlightning.policy.pending import Pending
 from rlightning.policy.preload import preload_torch
 from rlightning.policy.transfer import SERVICE
 from rlightning.policy.weight_store import Weights
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, stream_unary, unary_stream, unary_unary
-from rlightning.rpc.protocol import LIBRARY_VERSION, Arrival, stamp
+from rlightning.rpc.metrics import Metrics
+from rlightning.rpc.protocol import LIBRARY_VERSION, Arrival, arrival_of, stamp
 from rlightning.rpc.session import Session, SessionHandler, SessionMethod, SessionRegistry
 from rlightning.rpc.status import to_error_status
 from rlightning.types import Mode
@@ -56,7 +59,7 @@ class PolicyService:
     """`rlightning.v1.PolicyService` over one `PolicyHost`.
 
     Args:
-        config: Sections `policy` and `services.policy`.
+        config: Sections `policy` and `services.policy`, and `log.latency`.
     """
 
     name = SERVICE
@@ -71,6 +74,7 @@ class PolicyService:
 
     def __init__(self, config: MainConfig) -> None:
         self._config = config.policy
+        self._measures = config.log.latency
         self._rpc = config.services.policy.rpc
         self._host: PolicyHost | None = None
         self._hosting = asyncio.Event()
@@ -93,6 +97,8 @@ class PolicyService:
         await asyncio.to_thread(preload_torch)
         module: Any = await asyncio.to_thread(import_module, "rlightning.policy.host")
         host: PolicyHost = await asyncio.to_thread(module.PolicyHost, self._config)
+        if not self._measures:
+            host.batcher.stats.latency = LatencyStats(enabled=False)
         await host.start()
         # What torch made lives for ever: looking through it would stop the loop for 0.2 s.
         gc.freeze()
@@ -109,6 +115,28 @@ class PolicyService:
         if self._host is not None:
             await self._host.close()
 
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of now."""
+        metrics.sessions("Act", self._registry.sessions)
+        host = self._host
+        if host is None:
+            return
+        stats = host.batcher.stats
+        metrics.stages(stats.latency)
+        metrics.counts("inference_batch_size", "Rows in one inference.", stats.batch_rows)
+        queued = host.batcher.queued_rows
+        metrics.gauge("queue_depth", "What waits, by queue.", queued, queue="inference_rows")
+        metrics.gauge("policy_version", "Version of the weights in use.", host.version)
+        for name, text, value in (
+            ("requests_total", "Requests answered.", stats.requests),
+            ("rows_total", "Rows answered.", stats.rows),
+            ("inference_errors_total", "Requests whose inference failed.", stats.errors),
+            ("overloaded_total", "Requests refused since too much waited.", stats.overloaded),
+        ):
+            metrics.counter(name, text, value)
+        text = "Work dropped since nobody waited for it any more."
+        metrics.counter("expired_total", text, stats.expired, where="policy_queue")
+
     async def _hosted(self) -> PolicyHost:
         await self._hosting.wait()
         assert self._host is not None
@@ -118,10 +146,11 @@ class PolicyService:
         self, requests: AsyncIterator[pb.PublishWeightsRequest], context: Context
     ) -> pb.PublishWeightsResponse:
         host = await self._hosted()
+        received_ns = time.monotonic_ns()
         upload = _Upload()
         try:
             weights = await self._receive(requests, upload)
-            await host.publish(weights)
+            await host.publish(weights, received_ns=received_ns)
         finally:
             self._uploaded -= upload.nbytes
         failpoint("weights.swapped")
@@ -188,6 +217,7 @@ class PolicyService:
             yield pb.PullWeightsResponse(chunk=bytes(part))
 
     async def _describe(self, request: pb.PolicyServiceDescribeRequest, context: Context) -> bytes:
+        arrival = arrival_of(request)
         host = await self._hosted()
         response = pb.PolicyServiceDescribeResponse(
             library_version=LIBRARY_VERSION,
@@ -197,6 +227,7 @@ class PolicyService:
         writer = Writer()
         stats = {**host.describe(), "sessions": describe_sessions(self._registry.sessions)}
         fill_value(response.stats, stats, writer)
+        stamp(response, arrival)
         return writer.finish(response)
 
 

@@ -104,6 +104,10 @@ def nested(leaves: st.SearchStrategy[Any], max_leaves: int = 8) -> st.SearchStra
 
 VALUES = nested(LEAVES)
 MAPS = st.dictionaries(KEYS, nested(LEAVES, 3), max_size=3)
+# An extra that is named like a field is refused.
+EXTRAS = st.dictionaries(
+    KEYS.filter(lambda name: name not in EnvRet.fields()), nested(LEAVES, 3), max_size=3
+)
 
 
 # Types.
@@ -131,7 +135,7 @@ def env_rets(draw: st.DrawFn) -> EnvRet:
         draw(flag),
         draw(flag),
         info,
-        draw(MAPS),
+        draw(EXTRAS),
         draw(INTS),
         executed_action=draw(st.one_of(st.none(), VALUES)),
         action_source=draw(st.one_of(st.none(), hnp.arrays(np.int8, rows, elements=source))),

@@ -1,9 +1,13 @@
-"""The buffer against a naive one of Python lists: adds, truncations, wraps, samples, clears."""
+"""The buffer against a naive one of Python lists: adds, truncations, wraps, samples, clears, restarts."""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from collections import deque
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import settings
@@ -11,10 +15,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlightning.buffer import BufferConfig, ReplayBuffer, SamplerConfig, StorageConfig
+from rlightning.buffer.durable import checkpoint
+from rlightning.buffer.durable.checkpoint import read_checkpoint, write_checkpoint
+from rlightning.buffer.durable.state import dump_sampler, dump_storage, load_sampler, load_storage
 from rlightning.types import EnvRet, PolicyResponse
 
 FRAMES = 3
 Row = dict[str, Any]
+
+
+async def _nothing() -> None:
+    return
 
 
 class NaiveEnv:
@@ -182,6 +193,23 @@ class BufferModel(RuleBasedStateMachine):
         self.buffer.clear()
         self.pointer, self.episodes, self.places = 0, [], []
         self.ring = [None] * self.capacity
+
+    @rule(now=st.integers(0, 7))
+    def restart(self, now: int) -> None:
+        """Another process goes on with what this one wrote; not too often, since it takes long."""
+        if now:
+            return
+        storage, sampler = dump_storage(self.buffer.storages[0]), dump_sampler(self.buffer.sampler)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "checkpoint"
+            state = {"storage": storage, "sampler": sampler}
+            with patch.object(checkpoint, "sync"), patch.object(checkpoint, "sync_folder"):
+                asyncio.run(write_checkpoint(path, state, notes={}, before_rename=_nothing))
+            state = read_checkpoint(path)
+            self.buffer = ReplayBuffer(self.buffer.config)
+            self.buffer.init()
+            load_storage(self.buffer.storages[0], state["storage"])
+            load_sampler(self.buffer.sampler, state["sampler"])
 
     @precondition(lambda self: self.buffer.size())
     @rule(share=st.floats(0.1, 1.0))

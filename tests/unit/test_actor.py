@@ -59,7 +59,7 @@ async def test_each_observation_is_stored_with_its_own_answer_and_executed_once(
     assert {ask[1:] for ask in policy.asked} == {(Mode.EXPLORE, Purpose.TRAIN, False)}
     assert (stats.steps, stats.segments, stats.last_error) == (3, 0, "")
     assert {name: h.count for name, h in stats.latency.items()} == dict.fromkeys(
-        ("round_trip", "insert", "action_age", "env_step"), 3
+        ("round_trip", "insert", "action_age", "env_step", "step"), 3
     )
 
 

@@ -214,3 +214,51 @@ def test_a_table_takes_over_what_it_does_not_name():
 def test_bad_tables_are_refused(tables, message):
     with pytest.raises(ConfigError, match=message):
         BufferConfig.from_dict({"type": "ReplayBuffer", "capacity": 5, "tables": tables})
+
+
+QUEUE = {"rate_limiter": {"queue_size": 4}}
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (QUEUE, "rate_limiter.queue_size: a queue is in one buffer server"),
+        ({"tables": {"a": QUEUE}}, "rate_limiter.queue_size: a queue is in one buffer server"),
+        ({"tables": {"a": {"storage": {}, **QUEUE}}}, "a queue is in one buffer server"),
+        (
+            {"tables": {"a": {"storage": {"type": "sharded", "num_shards": 3}}}},
+            "tables.a.storage.num_shards: shards are those of the whole section, which says 2, got",
+        ),
+        (
+            {"tables": {"a": {"storage": {"addresses": ["a:1"]}}}},
+            "tables.a.storage.addresses: shards are those of the whole section",
+        ),
+        ({"tables": {"a": {"node_affinity_env": True}}}, "tables.a.node_affinity_env: shards are"),
+        (
+            {"storage": {}, "tables": {"a": {"storage": {"type": "sharded"}}}},
+            "tables.a.storage.type: shards are those of the whole section, which says 'unified'",
+        ),
+    ],
+)
+def test_shards_are_those_of_the_whole_section_and_no_queue(section, message):
+    sharded = {"type": "sharded", "num_shards": 2}
+    with pytest.raises(ConfigError, match=message):
+        BufferConfig.from_dict(
+            {"type": "ReplayBuffer", "capacity": 5, "storage": sharded, **section}
+        )
+
+
+def test_tables_are_in_every_shard():
+    config = MainConfig(
+        buffer={
+            "type": "ReplayBuffer",
+            "capacity": 5,
+            "storage": {"type": "sharded", "num_shards": 2},
+            "tables": {"same": None, "episodes": {"storage": {"unit": "episode"}}},
+        }
+    )
+    assert config.buffer.tables["same"].storage.shards == 2
+    config.buffer.storage.addresses = ["a:1", "b:1"]  # as a launcher does
+    again = MainConfig.from_dict(config.to_dict())
+    assert again.buffer_addresses == ["a:1", "b:1"]
+    assert again.buffer.tables["episodes"].storage.unit == "episode"

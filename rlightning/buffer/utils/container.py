@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rlightning.buffer.utils.compressed import Codec
 from rlightning.buffer.utils.episode_registry import EpisodeRegistry, ranges
 from rlightning.buffer.utils.fitting import (
     as_columns,
@@ -17,10 +18,13 @@ from rlightning.buffer.utils.fitting import (
     count_of,
     ends_of,
     mismatch,
+    outputs,
+    stored_leaf,
     window,
     with_policy_action,
     with_policy_layout,
 )
+from rlightning.buffer.utils.frozen import before_write
 from rlightning.buffer.utils.indexing import Index, locate
 from rlightning.buffer.utils.layout import (
     Array,
@@ -28,6 +32,7 @@ from rlightning.buffer.utils.layout import (
     map_arrays,
 )
 from rlightning.buffer.utils.observations import Observations, Place
+from rlightning.buffer.utils.texts import Texts
 from rlightning.buffer.utils.watcher import Slots, Watcher
 from rlightning.errors import ConfigError, InvalidRowError, ReplayError, StorageFullError
 
@@ -60,6 +65,7 @@ class DataContainer:
         frame_stack: As of `Observations`.
         removal: What `circular` overwrites: the oldest transitions (`fifo`), the newest (`lifo`),
             or those that the watcher calls lowest (`priority`).
+        compression: As of `Observations`.
 
     Attributes:
         capacity: Transitions that it holds at most.
@@ -85,6 +91,7 @@ class DataContainer:
         *,
         frame_stack: Mapping[str, int] | None = None,
         removal: Removal = "fifo",
+        compression: Mapping[str, Codec] | None = None,
     ) -> None:
         if device != "cpu":
             raise ConfigError(f"storage.device: {device!r} is not supported, only 'cpu' is")
@@ -99,6 +106,7 @@ class DataContainer:
         self.episode_registry = EpisodeRegistry()
         self.watcher: Watcher | None = None
         self._frame_stack = frame_stack
+        self._compression = compression
         self._removal = removal
         self._used = 0  # slots [0, used) are in use, but for holes: what was discarded
         self._holes = 0
@@ -108,6 +116,8 @@ class DataContainer:
         self._layouts: dict[str, Layout] = {}
         self._arrays: dict[str, list[Array]] = {}
         self._observations: Observations | None = None
+        self._texts = Texts()
+        self._has_text = False
 
     @property
     def size(self) -> int:
@@ -135,12 +145,18 @@ class DataContainer:
         arrays = sum(array.nbytes for arrays in self._arrays.values() for array in arrays)
         pair = 0 if self._observations is None else self._observations.nbytes
         own = (self.data_use_counter, self.generation, self._follows)
-        return sum(array.nbytes for array in own) + arrays + pair
+        texts = self._texts.nbytes if self._has_text else 0
+        return sum(array.nbytes for array in own) + arrays + pair + texts
 
     @property
     def pooled_bytes(self) -> int:
-        """Memory of observations that could not be stored with their neighbours, in bytes."""
-        return 0 if self._observations is None else self._observations.pooled_bytes
+        """Memory that grows with what comes, in bytes.
+
+        Of observations that could not be stored with their neighbours, of those that are
+        compressed, and of text.
+        """
+        texts = self._texts.nbytes if self._has_text else 0
+        return texts + (0 if self._observations is None else self._observations.pooled_bytes)
 
     @property
     def row_bytes(self) -> int:
@@ -156,7 +172,8 @@ class DataContainer:
         """
         if observation is not None:
             row_bytes -= 2 * observation.nbytes
-            row_bytes += Observations.row_bytes(observation, self._frame_stack)
+            kept = observation.map(stored_leaf) if observation.has_text else observation
+            row_bytes += Observations.row_bytes(kept, self._frame_stack, self._compression)
         return self.capacity * (_OWN_BYTES + row_bytes)
 
     # Writing.
@@ -310,12 +327,18 @@ class DataContainer:
         ends: npt.NDArray[np.bool_] | None,
     ) -> None:
         slots, where, rows, breaks = place
+        if self._has_text:
+            columns = {
+                name: [self._texts.put(new) if new.dtype.kind == "O" else new for new in leaves]
+                for name, leaves in columns.items()
+            }
         if len(slots) < count:
             ends = None if ends is None else ends[rows]
             columns = {name: [leaf[rows] for leaf in leaves] for name, leaves in columns.items()}
         first = self.pushed_total + rows.start
         self.generation[where] = np.arange(first, first + len(slots))
         for name, mine in self._arrays.items():
+            before_write(mine, where)
             if len(mine) == 1:
                 mine[0][where] = columns[name][0]
                 continue
@@ -337,6 +360,8 @@ class DataContainer:
         if self._holes:
             self._holes = self._used - int((self.data_use_counter[: self._used] >= 0).sum())
         self._valid = None
+        if self._has_text and self._texts.sweep_is_due:
+            self._texts.sweep(self._text_ids())
         if self.watcher is not None:
             self.watcher.wrote(slots)
 
@@ -357,15 +382,30 @@ class DataContainer:
             raise InvalidRowError(said)
 
     def _allocate(self, layouts: Mapping[str, Layout]) -> None:
-        now, after = layouts.get("observation"), layouts.get("next_observation")
-        self._observations, own = None, dict(layouts)
+        self._has_text = any(layout.has_text for layout in layouts.values())
+        own = {name: layout.map(stored_leaf) for name, layout in layouts.items()}
+        now, after = own.get("observation"), own.get("next_observation")
+        self._observations, self._texts = None, Texts()
         if now is not None and after is not None and now.difference(after) is None:
-            self._observations = Observations(now, self.capacity, self._frame_stack)
+            self._observations = Observations(
+                now, self.capacity, self._frame_stack, self._compression
+            )
             del own["observation"], own["next_observation"]
         self.generation = np.full(self.capacity, -1, np.int64)
         self._follows = np.zeros(self.capacity, np.bool_)
         self._layouts = dict(layouts)
         self._arrays = {name: layout.allocate((self.capacity,)) for name, layout in own.items()}
+
+    def _text_ids(self) -> Iterator[Array]:
+        """Yields the arrays that hold numbers of texts."""
+        for name, layout in self._layouts.items():
+            for i, leaf in enumerate(layout.leaves):
+                if not leaf.text:
+                    continue
+                if name in self._arrays:
+                    yield self._arrays[name][i]
+                elif self._observations is not None and name == "observation":
+                    yield from self._observations.arrays_of(i)
 
     # Reading.
 
@@ -426,18 +466,43 @@ class DataContainer:
         assert self._valid is not None
         return np.searchsorted(self._valid, slots)
 
-    def read_slots(self, slots: Slots) -> dict[str, Any]:
-        """Returns copies of the rows in slots; leaves are [*slots.shape, ...]."""
+    def read_slots(self, slots: Slots, out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns copies of the rows in slots; leaves are [*slots.shape, ...].
+
+        Args:
+            slots: The slots.
+            out: What an earlier call returned for as many slots; its arrays are written anew and
+                returned. Text is always new.
+
+        Raises:
+            InvalidRowError: `out` does not fit.
+        """
+        outs = outputs(out, self._layouts, slots.shape)
         np.add.at(self.data_use_counter, slots, np.int32(1))
         arrays = {
-            name: [array.take(slots, axis=0) for array in mine]
+            # With another mode than "clip", numpy would write into an array of its own first.
+            name: [
+                array.take(slots, axis=0, out=into, mode="clip")
+                for array, into in zip(mine, outs[name], strict=True)
+            ]
             for name, mine in self._arrays.items()
         }
         if self._observations is not None:
-            pair = self._observations.read(slots.reshape(-1))
+            flat = slots.reshape(-1)
+            now, after = (
+                [None if o is None else o.reshape(len(flat), *o.shape[slots.ndim :]) for o in into]
+                for into in (outs["observation"], outs["next_observation"])
+            )
+            pair = self._observations.read(flat, now, after)
             if slots.ndim > 1:
                 pair = map_arrays(lambda leaf: leaf.reshape(slots.shape + leaf.shape[1:]), pair)
             arrays["observation"], arrays["next_observation"] = pair
+        if self._has_text:
+            for name, layout in self._layouts.items():
+                arrays[name] = [
+                    self._texts.get(array) if leaf.text else array
+                    for leaf, array in zip(layout.leaves, arrays[name], strict=True)
+                ]
         return {name: layout.unflatten(arrays[name]) for name, layout in self._layouts.items()}
 
     def column(self, name: str) -> Array:

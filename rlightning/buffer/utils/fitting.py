@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from rlightning.buffer.utils.layout import Array, Layout, as_array, check_keys, iter_arrays
+from rlightning.buffer.utils.layout import Array, Layout, Leaf, as_array, check_keys, iter_arrays
 from rlightning.errors import InvalidRowError
 
 Slots = npt.NDArray[np.intp]
+Outs: TypeAlias = "list[Array | None]"
 
 
 def as_columns(data: Any) -> Mapping[str, Any]:
@@ -73,7 +74,9 @@ def count_of(columns: Mapping[str, Any]) -> int:
     if type(value) is np.ndarray and value.ndim:
         return len(value)
     for value in iter_arrays(columns):
-        shape = np.shape(as_array(value, "columns"))
+        if isinstance(value, str):
+            continue  # one of a list of them
+        shape = np.shape(as_array(value, "columns", text=True))
         if not shape:
             raise InvalidRowError("expected a leading axis of transitions, got one value")
         return int(shape[0])
@@ -105,3 +108,37 @@ def mismatch(stored: Mapping[str, Layout], new: Mapping[str, Layout]) -> str | N
     except InvalidRowError as error:
         return str(error)
     return next(filter(None, (layout.difference(new[n]) for n, layout in stored.items())), None)
+
+
+def stored_leaf(leaf: Leaf) -> Leaf:
+    """Returns how a ring keeps a leaf: of text the numbers of the strings."""
+    return Leaf(leaf.path, np.dtype(np.int32), leaf.shape) if leaf.text else leaf
+
+
+def outputs(
+    out: Mapping[str, Any] | None, layouts: Mapping[str, Layout], lead: tuple[int, ...]
+) -> dict[str, Outs]:
+    """Returns the arrays of an earlier batch that the next one may be written into.
+
+    None stands for a new array: everywhere without `out`, and for text, of which a ring keeps
+    numbers.
+
+    Raises:
+        InvalidRowError: They are not those of such a batch.
+    """
+    if out is None:
+        return {name: [None] * len(layout.leaves) for name, layout in layouts.items()}
+    found: dict[str, Outs] = {}
+    for name, layout in layouts.items():
+        if name not in out:
+            raise InvalidRowError(f"out: {name} missing")
+        try:
+            arrays = layout.flatten(out[name], lead)
+        except InvalidRowError as error:
+            raise InvalidRowError(f"out: {error}") from None
+        if not all(array.flags.writeable and array.flags.c_contiguous for array in arrays):
+            raise InvalidRowError(f"out: {name}: expected writable arrays in C order")
+        found[name] = [
+            None if leaf.text else array for leaf, array in zip(layout.leaves, arrays, strict=True)
+        ]
+    return found

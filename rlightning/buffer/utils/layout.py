@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -18,8 +18,11 @@ from rlightning.utils.conversions import BFloat16Array, array_of
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# Element kinds that no column holds: objects, text, bytes, dates and records.
+# Element kinds that no column of numbers holds: objects, text, bytes, dates and records.
 _NOT_STORED = frozenset("OUSMmV")
+# Characters that a text may have which no space declares.
+_TEXT_LENGTH = 1024
+_STRING_BYTES = 8 + 64  # of a string beside its characters, and of the reference to it
 _SIMPLE_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
@@ -33,6 +36,10 @@ class Leaf:
     shape: tuple[int, ...]
     bfloat16: bool = False
     """Whether its uint16 elements are the bits of bfloat16."""
+    text: bool = False
+    """Whether its elements, objects, are strings."""
+    max_length: int = field(default=_TEXT_LENGTH, compare=False)
+    """Characters that a string may have."""
 
     def take(self, value: Any, lead: tuple[int, ...]) -> Array:
         """Returns the array of a value that fits this leaf; not copied.
@@ -47,6 +54,8 @@ class Leaf:
         Raises:
             InvalidRowError: Another dtype or shape.
         """
+        if self.text:
+            return self._strings(value, lead)
         plain = type(value) is np.ndarray
         array = value if plain else self._array(value)
         bfloat16 = not plain and isinstance(array, BFloat16Array)
@@ -67,14 +76,37 @@ class Leaf:
         except OverflowError:
             raise InvalidRowError(f"{self.path}: {value} does not fit in {self.name}") from None
 
+    def _strings(self, value: Any, lead: tuple[int, ...]) -> Array:
+        array = np.asarray(value, np.object_)
+        if array.shape != lead + self.shape:
+            raise InvalidRowError(
+                f"{self.path}: expected text of shape {list(lead + self.shape)}, got {_kind(value)}"
+                f" of shape {list(array.shape)}"
+            )
+        for string in array.flat:
+            if not isinstance(string, str):
+                raise InvalidRowError(f"{self.path}: expected text, got {type(string).__name__}")
+            if len(string) > self.max_length:
+                raise InvalidRowError(
+                    f"{self.path}: expected at most {self.max_length} characters, as the space "
+                    f"declares or the buffer assumes, got {len(string)}"
+                )
+        if any(isinstance(string, np.str_) for string in array.flat):
+            array = np.array([*map(str, array.flat)], np.object_).reshape(array.shape)
+        return array if lead else array[np.newaxis]
+
     @property
     def nbytes(self) -> int:
         """Size of one value in bytes; an empty axis counts as one, as in numpy's own check."""
+        if self.text:
+            return _STRING_BYTES + 4 * self.max_length
         return self.dtype.itemsize * math.prod(axis or 1 for axis in self.shape)
 
     @property
     def name(self) -> str:
         """Name of the dtype, for messages."""
+        if self.text:
+            return "text"
         return "bfloat16" if self.bfloat16 else str(self.dtype)
 
     def __str__(self) -> str:
@@ -168,7 +200,38 @@ class Layout:
 
     def allocate(self, lead: tuple[int, ...]) -> list[Array]:
         """Returns zeroed arrays of shape [*lead, *leaf.shape], one per leaf."""
-        return [np.zeros(lead + leaf.shape, leaf.dtype) for leaf in self.leaves]
+        return [
+            np.full(lead + leaf.shape, "", np.object_)
+            if leaf.text
+            else np.zeros(lead + leaf.shape, leaf.dtype)
+            for leaf in self.leaves
+        ]
+
+    @property
+    def has_text(self) -> bool:
+        """Whether some of its leaves are text."""
+        return any(leaf.text for leaf in self.leaves)
+
+    def map(self, function: Callable[[Leaf], Leaf]) -> Layout:
+        """Returns the same nesting of other leaves."""
+        return Layout(_map_leaves(function, self._tree), self._path)
+
+    def is_batched(self, value: Any) -> bool:
+        """Tells whether the first array of a value has an axis before those of its leaf."""
+        tree = self._tree
+        while not isinstance(tree, Leaf):
+            if isinstance(tree, dict):
+                key = next(iter(tree), "")
+                if not isinstance(value, Mapping) or key not in value or key not in tree:
+                    return False  # which the check says
+                tree, value = tree[key], value[key]
+            else:
+                if not isinstance(value, (tuple, list)) or not value or not tree:
+                    return False
+                tree, value = tree[0], value[0]
+        if tree.text:
+            return not isinstance(value, str) and np.ndim(np.asarray(value, np.object_)) > 0
+        return np.ndim(value) > len(tree.shape)
 
     def difference(self, other: Layout) -> str | None:
         """Says in which leaf `other` differs, apart from the name; None if in none."""
@@ -185,8 +248,13 @@ class Layout:
         return [(leaf.path[len(self._path) :], str(leaf)) for leaf in self.leaves]
 
 
-def as_array(value: Any, path: str) -> Array:
+def as_array(value: Any, path: str, *, text: bool = False) -> Array:
     """Returns the array of an array-like or torch tensor of numbers; shares its memory if it can.
+
+    Args:
+        value: The value.
+        path: Name of the value, for messages.
+        text: Let text become an array of objects, which are strings.
 
     Raises:
         InvalidRowError: It is nothing that a column can hold.
@@ -197,6 +265,10 @@ def as_array(value: Any, path: str) -> Array:
     if isinstance(value, (np.ndarray, np.generic, int, float, complex)):
         array = np.asanyarray(value)
         if array.dtype.kind not in _NOT_STORED:
+            return array
+    if text and isinstance(value, (str, np.ndarray)):
+        array = np.asarray(value, np.object_)
+        if all(isinstance(item, str) for item in array.flat):
             return array
     raise InvalidRowError(f"{path}: expected an array of numbers, got {_kind(value)}")
 
@@ -225,6 +297,8 @@ def _tree_of_space(space: Any, path: str) -> Tree:
         return tuple(_tree_of_space(part, f"{path}[{i}]") for i, part in enumerate(space.spaces))
     if isinstance(space, _SIMPLE_SPACES):
         return Leaf(path, np.dtype(space.dtype), tuple(space.shape or ()))
+    if isinstance(space, spaces.Text):
+        return Leaf(path, np.dtype(np.object_), (), text=True, max_length=space.max_length)
     raise ConfigError(
         f"{path}: {type(space).__name__} values have no fixed shape, and cannot be stored"
     )
@@ -234,11 +308,23 @@ def _tree_of_value(value: Any, path: str, lead: int) -> Tree:
     if isinstance(value, Mapping):
         return {key: _tree_of_value(part, f"{path}.{key}", lead) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
+        if lead and value and all(isinstance(part, str) for part in value):
+            return Leaf(path, np.dtype(np.object_), (), text=True)
         return tuple(_tree_of_value(part, f"{path}[{i}]", lead) for i, part in enumerate(value))
-    array = as_array(value, path)
+    array = as_array(value, path, text=True)
     if array.ndim < lead:
         raise InvalidRowError(f"{path}: expected a leading axis of rows, got one value")
+    if array.dtype.kind == "O":
+        return Leaf(path, array.dtype, array.shape[lead:], text=True)
     return Leaf(path, array.dtype, array.shape[lead:], isinstance(array, BFloat16Array))
+
+
+def _map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
+    if isinstance(tree, Leaf):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: _map_leaves(function, branch) for key, branch in tree.items()}
+    return tuple(_map_leaves(function, branch) for branch in tree)
 
 
 def _flatten(tree: Tree, value: Any, path: str, lead: tuple[int, ...], arrays: list[Array]) -> None:

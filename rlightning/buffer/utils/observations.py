@@ -7,24 +7,30 @@ for byte, when rows are written; what is not found there lies whole in a pool be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from rlightning.buffer.utils.compressed import Codec, CompressedRows
+from rlightning.buffer.utils.frozen import before_write
 from rlightning.buffer.utils.layout import Array, Layout, Leaf
 from rlightning.buffer.utils.pool import Pool
 from rlightning.errors import ConfigError
 
 Slots = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
+Outs: TypeAlias = "list[Array | None]"
 
 LINK_BYTES = 4
 """What is kept of each transition to find its next observation, in bytes."""
 
 _SMALL_BYTES = 1 << 14  # up to here, rows are compared as one string of bytes first
 _WORDS = tuple(np.dtype(f"u{size}") for size in (8, 4, 2, 1))
+
+REFERENCE_BYTES = 8
+"""What is kept of each row that is compressed, in bytes, beside what it is compressed to."""
 
 STACK_BYTES = 5
 """What is kept of each transition beside, where frames are stacked, in bytes."""
@@ -80,13 +86,18 @@ class Observations:
         capacity: Slots of the ring.
         frame_stack: The axis of frames, the oldest first, by path of the array: `observation`, or
             `observation.camera` in a dict.
+        compression: How to compress arrays, by path, likewise.
 
     Raises:
         ConfigError: There is no such array or axis.
     """
 
     def __init__(
-        self, layout: Layout, capacity: int, frame_stack: Mapping[str, int] | None = None
+        self,
+        layout: Layout,
+        capacity: int,
+        frame_stack: Mapping[str, int] | None = None,
+        compression: Mapping[str, Codec] | None = None,
     ) -> None:
         self.layout = layout
         self._capacity = capacity
@@ -97,7 +108,14 @@ class Observations:
             leaf = stored[stack.leaf]
             shape = (*leaf.shape[: stack.axis], *leaf.shape[stack.axis + 1 :])
             stored[stack.leaf] = Leaf(leaf.path, leaf.dtype, shape, leaf.bfloat16)
-        self._ring = [np.zeros((capacity, *leaf.shape), leaf.dtype) for leaf in stored]
+        codecs = _codecs(layout, compression or {})
+        self._ring: list[Any] = [
+            CompressedRows(capacity, leaf)
+            if i in codecs
+            else np.zeros((capacity, *leaf.shape), leaf.dtype)
+            for i, leaf in enumerate(stored)
+        ]
+        self._compressed = [self._ring[i] for i in codecs]
         # Number of the next observation in the pool; -1 where it is that of the next slot.
         self._next = np.full(capacity, -1, np.int32)
         self._nexts = Pool(layout.leaves)
@@ -111,23 +129,37 @@ class Observations:
     @property
     def nbytes(self) -> int:
         """Memory that it has allocated, in bytes."""
-        own = (*self._ring, self._next, self._depth, self._whole)
-        return sum(array.nbytes for array in own) + self.pooled_bytes
+        ring: int = sum(array.nbytes for array in self._ring)
+        own = self._next.nbytes + self._depth.nbytes + self._whole.nbytes
+        return ring + own + self._nexts.nbytes + self._wholes.nbytes
 
     @property
     def pooled_bytes(self) -> int:
-        """Memory of what lies whole beside the ring, in bytes."""
-        return self._nexts.nbytes + self._wholes.nbytes
+        """Memory that grows with what comes, in bytes: what lies whole or is compressed."""
+        packed: int = sum(rows.held_bytes for rows in self._compressed)
+        return self._nexts.nbytes + self._wholes.nbytes + packed
 
     @staticmethod
-    def row_bytes(layout: Layout, frame_stack: Mapping[str, int] | None = None) -> int:
-        """Returns what the ring takes for one transition, in bytes, without its pools."""
+    def row_bytes(
+        layout: Layout,
+        frame_stack: Mapping[str, int] | None = None,
+        compression: Mapping[str, Codec] | None = None,
+    ) -> int:
+        """Returns what the ring takes for one transition, in bytes, without what grows."""
         stacks = _stacks(layout, frame_stack or {})
         total = layout.nbytes + LINK_BYTES + (STACK_BYTES if stacks else 0)
+        whole = {i: leaf.nbytes for i, leaf in enumerate(layout.leaves)}
         for stack in stacks:
-            whole = layout.leaves[stack.leaf].nbytes
-            total -= whole - whole // stack.depth
+            total -= whole[stack.leaf] - whole[stack.leaf] // stack.depth
+            whole[stack.leaf] //= stack.depth
+        for leaf in _codecs(layout, compression or {}):
+            total -= whole[leaf] - REFERENCE_BYTES
         return total
+
+    def arrays_of(self, leaf: int) -> Iterator[Array]:
+        """Yields the arrays in which a leaf lies that is neither stacked nor compressed."""
+        yield self._ring[leaf]
+        yield self._nexts.array(leaf)
 
     def clear(self) -> None:
         """Forgets all rows."""
@@ -165,6 +197,7 @@ class Observations:
             rows = apart.nonzero()[0]
             numbers = self._nexts.put([after.take(rows, axis=0) for after in following])
             self._next.put(place.slots.take(rows), numbers)
+        before_write(self._ring, place.where)
         if not self._stacks:
             for leaf, now in enumerate(observation):
                 self._ring[leaf][place.where] = now
@@ -240,38 +273,48 @@ class Observations:
             later = (after + depth) % self._capacity
             self._depth[later] = np.minimum(self._depth[later], depth)
 
-    def read(self, slots: Slots) -> tuple[list[Array], list[Array]]:
-        """Returns copies of the observations and next observations of slots, [n, ...] per leaf."""
+    def read(
+        self, slots: Slots, now: Outs | None = None, after: Outs | None = None
+    ) -> tuple[list[Array], list[Array]]:
+        """Returns copies of the observations and next observations of slots, [n, ...] per leaf.
+
+        Args:
+            slots: The slots, [n].
+            now: Arrays to write the observations into, likewise; None makes new ones.
+            after: The same for the next observations.
+        """
         numbers = self._next.take(slots)
         apart = (~numbers).nonzero()[0]  # those that are not -1
-        after = slots + 1
+        nexts = slots + 1
         if self._stacks:
-            after[apart] = slots[apart]  # any slot that holds a row
-        following = self._observed(after)
+            nexts[apart] = slots[apart]  # any slot that holds a row
+        following = self._observed(nexts, after)
         if len(apart):
             numbers = numbers.take(apart)
             for leaf, array in enumerate(following):
                 array[apart] = self._nexts.get(leaf, numbers)
-        return self._observed(slots), following
+        return self._observed(slots, now), following
 
-    def _observed(self, slots: Slots) -> list[Array]:
+    def _observed(self, slots: Slots, out: Outs | None = None) -> list[Array]:
+        outs = [None] * len(self._ring) if out is None else out
+        pairs = zip(self._ring, outs, strict=True)
         if not self._stacks:
-            return [mine.take(slots, axis=0, mode="wrap") for mine in self._ring]
+            return [mine.take(slots, axis=0, mode="wrap", out=into) for mine, into in pairs]
         arrays: list[Array] = [
-            np.empty(0) if self._is_stack(i) else mine.take(slots, axis=0, mode="wrap")
-            for i, mine in enumerate(self._ring)
+            np.empty(0) if self._is_stack(i) else mine.take(slots, axis=0, mode="wrap", out=into)
+            for i, (mine, into) in enumerate(pairs)
         ]
         slots = slots % self._capacity
         for i, stack in enumerate(self._stacks):
-            arrays[stack.leaf] = self._stack(i, stack, slots)
+            arrays[stack.leaf] = self._stack(i, stack, slots, outs[stack.leaf])
         return arrays
 
     def _is_stack(self, leaf: int) -> bool:
         return any(stack.leaf == leaf for stack in self._stacks)
 
-    def _stack(self, pool: int, stack: _Stack, slots: Slots) -> Array:
+    def _stack(self, pool: int, stack: _Stack, slots: Slots, out: Array | None) -> Array:
         leaf = self.layout.leaves[stack.leaf]
-        stacks = np.empty((len(slots), *leaf.shape), leaf.dtype)
+        stacks = np.empty((len(slots), *leaf.shape), leaf.dtype) if out is None else out
         frames = np.moveaxis(stacks, stack.axis + 1, 1)
         depth = self._depth[slots].astype(np.intp)
         for back in range(stack.depth):
@@ -286,6 +329,20 @@ class Observations:
             rows, places = np.nonzero(frame < stack.depth)
             frames[np.flatnonzero(short)[rows], places] = wholes[rows, frame[rows, places]]
         return stacks
+
+
+def _codecs(layout: Layout, compression: Mapping[str, Codec]) -> dict[int, Codec]:
+    """Returns how to compress leaves, by number."""
+    codecs: dict[int, Codec] = {}
+    for path, codec in compression.items():
+        index = next((i for i, leaf in enumerate(layout.leaves) if leaf.path == path), None)
+        if index is None:
+            known = ", ".join(leaf.path for leaf in layout.leaves)
+            raise ConfigError(f"storage.compression: no array {path!r}; there are {known}")
+        if not layout.leaves[index].shape:
+            raise ConfigError(f"storage.compression: {path!r} is one value, and no array")
+        codecs[index] = codec
+    return codecs
 
 
 def _stacks(layout: Layout, frame_stack: Mapping[str, int]) -> list[_Stack]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from rlightning.buffer.utils.frozen import before_write
 from rlightning.buffer.utils.layout import Array, Leaf
 
 Numbers = npt.NDArray[np.int32]
@@ -53,6 +54,7 @@ class Pool:
             self._grow(self._used)
         numbers = np.array(chosen, np.int32)
         where = slice(chosen[0], chosen[0] + 1) if count == 1 else numbers
+        before_write(self._arrays, where)
         for mine, new in zip(self._arrays, arrays, strict=True):
             mine[where] = new
         return numbers
@@ -69,6 +71,7 @@ class Pool:
             number = self._used
             self._used += 1
             self._grow(self._used)
+        before_write(self._arrays, number)
         for leaf, new in enumerate(arrays):
             self._arrays[leaf][number] = new
         return number
@@ -76,6 +79,10 @@ class Pool:
     def get(self, leaf: int, numbers: Numbers) -> Array:
         """Returns copies of one leaf of values, [n, ...]."""
         return self._arrays[leaf].take(numbers, axis=0)
+
+    def array(self, leaf: int) -> Array:
+        """Returns where one leaf of all values lies, also of those that were freed."""
+        return self._arrays[leaf]
 
     def free(self, numbers: Numbers) -> None:
         """Forgets values."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlightning.buffer.arguments import log_durations
 from rlightning.buffer.assembly import Group
@@ -12,9 +12,11 @@ from rlightning.buffer.checks import CheckedStep, Schema
 from rlightning.buffer.columns import Counters
 from rlightning.buffer.episodes import EpisodeGroup, by_env
 from rlightning.buffer.pipeline import Item, Pipeline
+from rlightning.buffer.utils.compressed import Codec
 from rlightning.buffer.utils.container import DataContainer, Mode, Removal, Unit
 from rlightning.buffer.utils.indexing import Index, Indices
 from rlightning.buffer.utils.layout import Layout, as_array, iter_arrays, map_arrays
+from rlightning.buffer.utils.tensordicts import tensordict_of
 from rlightning.buffer.utils.utils import (
     default_env_ret_preprocess_fn,
     default_obs_preprocessor,
@@ -27,6 +29,11 @@ from rlightning.errors import InvalidRowError, ReplayError, StorageFullError
 from rlightning.latency import LatencyStats
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.memory import memory_limit
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+_ALL = slice(None)
 
 # Without `buffer.max_bytes` a buffer takes this part of the memory: what is on its way takes up to
 # as much again, and others need some too.
@@ -61,6 +68,7 @@ class Storage:
         auto_truncate_episode: Whether an episode is stored once the env has ended it.
         frame_stack: The axis of frames by path of the array, as of `Observations`.
         removal: What `circular` overwrites, as of `DataContainer`.
+        compression: How to compress arrays of the observation, as of `Observations`.
         columns: Which of `ts_observed_ns` and `action_age` are stored too.
         max_bytes: Memory that all transitions may take, in bytes; None: a third of the machine's.
 
@@ -92,11 +100,18 @@ class Storage:
         *,
         frame_stack: Mapping[str, int] | None = None,
         removal: Removal = "fifo",
+        compression: Mapping[str, Codec] | None = None,
         columns: Collection[str] = (),
         max_bytes: int | None = None,
     ) -> None:
         self.container = DataContainer(
-            capacity, mode, unit, device, frame_stack=frame_stack, removal=removal
+            capacity,
+            mode,
+            unit,
+            device,
+            frame_stack=frame_stack,
+            removal=removal,
+            compression=compression,
         )
         self._pipeline = Pipeline(
             obs_preprocessor,
@@ -148,20 +163,22 @@ class Storage:
         """Returns copies of all transitions; {} if none ever was stored."""
         return self.container.get_data()
 
-    def read_rows(self, indices: Indices, length: int = 1) -> Any:
+    def read_rows(self, indices: Indices, length: int = 1, out: Any = None) -> Any:
         """Returns copies of what a sampler chose.
 
         Args:
             indices: Positions of transitions or episodes.
             length: How many consecutive transitions begin at each; leaves are [n, length, ...] if
                 it is more than one.
+            out: What an earlier call returned, to be written anew where it fits in shape; episodes
+                are always new.
         """
         container = self.container
         if container.unit == "episode":
             return container.read(indices)
         if length == 1:
-            return container.read_slots(container.slots_of(indices))
-        return container.read_slots(container.following(indices, length))
+            return container.read_slots(container.slots_of(indices), out)
+        return container.read_slots(container.following(indices, length), out)
 
     def clear(self) -> None:
         """Drops what is stored; open episodes stay."""
@@ -209,7 +226,9 @@ class Storage:
         if num_envs == 1:
             self.container.push(episode)
             return
-        columns = map_arrays(lambda leaf: as_array(leaf, "episode"), dict(episode.items()))
+        columns = map_arrays(
+            lambda leaf: as_array(leaf, "episode", text=True), dict(episode.items())
+        )
         for leaf in iter_arrays(columns):
             if leaf.ndim < 2 or leaf.shape[1] != num_envs:
                 raise InvalidRowError(
@@ -358,7 +377,9 @@ class Storage:
         length, row_bytes = group.length_with(steps), group.row_bytes(schema)
         needed = group.nbytes_with(schema, length)
         others = sum(other.nbytes for other in self._alive() if other is not group)
-        stored = self._storage_bytes(row_bytes, None if schema is None else schema.observation)
+        texts = 0 if schema is None else schema.text_bytes
+        observation = group.declared if schema is None else schema.observation
+        stored = self._storage_bytes(row_bytes - texts, observation)
         if needed + others + stored > self.max_bytes:
             rows = group.rows if schema is None else schema.rows
             raise StorageFullError(
@@ -426,6 +447,14 @@ class BufferView:
 
     def __getitem__(self, index: Index) -> Any:
         return self._data.read(index)
+
+    def tensordict(self, index: Index = _ALL) -> TensorDict:
+        """Returns what is stored as `tensordict_of` does.
+
+        Args:
+            index: As of `DataContainer.read`; default: everything.
+        """
+        return tensordict_of(self._data.read(index))
 
     @property
     def capacity(self) -> int:

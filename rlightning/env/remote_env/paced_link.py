@@ -19,8 +19,8 @@ from rlightning.wire import Reader, Writer, fill_env_ret, fill_policy_response
 
 _LOG = logging.getLogger(__name__)
 
-# Steps that a server was sent and has not acked: what is not known of one that never comes back. Not
-# less than are executed in the longest round trip, or the newest step would never be sent.
+# Steps that a server was sent and has not acked: what is not known if it never comes back. Not less
+# than are executed in the longest round trip, or the newest step would never be sent.
 _MAX_UNACKED = 64
 # Arrays of one message; a single step may have more.
 _MESSAGE_BYTES = 256 * 1024

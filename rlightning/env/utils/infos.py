@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 INFO_KEYS = ("episode_info", "episode")
 """What goes on by default: statistics of finished episodes."""
@@ -33,3 +36,24 @@ class InfoFilter:
             if final_info:
                 kept["final_info"] = final_info
         return kept
+
+
+def rows_of_info(
+    info: Mapping[str, Any], rows: npt.NDArray[np.int32], total: int
+) -> dict[str, Any]:
+    """Returns some rows of a vector env's info; what has no rows stays as it is.
+
+    Args:
+        info: Arrays [total, ...], in dicts as well.
+        rows: Which.
+        total: How many rows the vector env has.
+    """
+    result: dict[str, Any] = {}
+    for key, value in info.items():
+        if isinstance(value, Mapping):
+            result[key] = rows_of_info(value, rows, total)
+        elif isinstance(value, np.ndarray) and value.ndim and len(value) == total:
+            result[key] = value[rows]
+        else:
+            result[key] = value
+    return result

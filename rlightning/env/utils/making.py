@@ -13,8 +13,9 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rlightning.env.utils.autoreset import ResetsAtOnce, mode_of
 from rlightning.env.utils.spaces import mismatch
 from rlightning.errors import ConfigError, EnvError, ObservationError
 from rlightning.utils.config import EnvConfig
@@ -45,20 +46,34 @@ def make_env(config: EnvConfig) -> gym.Env[Any, Any]:
     if isinstance(target, EnvSpec):
         # _CheckedEnv takes the place of gymnasium's checker, in one line and without warnings.
         make = partial(gym.make, target, max_episode_steps=limit, disable_env_checker=True)
-        return _CheckedEnv(_call(config, make, kwargs))
-    env = _call(config, target, kwargs)
+        return _CheckedEnv(call_maker(config, make, kwargs))
+    env = call_maker(config, target, kwargs)
     if not isinstance(env, gym.Env):
         raise ConfigError(f"env.task '{config.task}' gave {type(env).__name__}, no gymnasium.Env")
-    if limit is not None:
-        env = gym.wrappers.TimeLimit(env, limit)
+    return checked(env, limit)
+
+
+def checked(env: gym.Env[Any, Any], max_episode_steps: int | None) -> gym.Env[Any, Any]:
+    """Returns an env whose observations are compared with its space, and episodes truncated.
+
+    Args:
+        env: The env.
+        max_episode_steps: Steps after which an episode is truncated; None: it is left to the env.
+    """
+    if max_episode_steps is not None:
+        env = gym.wrappers.TimeLimit(env, max_episode_steps)
     return _CheckedEnv(env)
 
 
 def make_vector_env(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
-    """Makes `config.num_envs` rows of the config's `task` that reset in the step that ends them.
+    """Makes `config.num_envs` rows of the config's `task`.
 
-    A vector env of the task's own is used where it resets so and has the spaces of the single env;
-    otherwise single envs are stepped one after the other.
+    Rows reset in the step that ends their episode wherever the env leaves a choice; only a vector
+    env of a module may have the autoreset mode NEXT_STEP.
+
+    `config.vectorization_mode` says who steps the rows. With `auto` a vector env of the task's own
+    does, if it resets so and has the spaces of the single env; otherwise single envs are stepped
+    one after the other.
 
     Args:
         config: As for `make_env`; `task` may also name a vector env of a module.
@@ -67,19 +82,54 @@ def make_vector_env(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
         A vector env whose observations are good until its next step.
 
     Raises:
-        ConfigError: There is no such env, it does not take the arguments, or a vector env of a
-            module resets otherwise.
+        ConfigError: There is no such env, it does not take the arguments, or has no vector env of
+            its own although the config wants it.
         EnvError: It could not be made.
     """
-    target = _resolve(config.task)
-    if isinstance(target, EnvSpec):
+    target, mode = _resolve(config.task), config.vectorization_mode
+    if inspect.isclass(target) and issubclass(target, VectorEnv):
+        return _own_vector_env(config, target)
+    if isinstance(target, EnvSpec) and mode in ("auto", "vector_entry_point"):
         native = _native(config, target)
         if native is not None:
             return native
-    elif inspect.isclass(target) and issubclass(target, VectorEnv):
-        return _own_vector_env(config, target)
-    make_one = [partial(make_env, config)] * config.num_envs
-    return SyncVectorEnv(make_one, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+    if mode == "vector_entry_point":
+        raise ConfigError(
+            f"env.vectorization_mode: '{config.task}' has no vector env that takes these arguments "
+            "and gives what the single env does"
+        )
+    return vectorise([partial(make_env, config)] * config.num_envs, config)
+
+
+def vectorise(
+    make_each: Sequence[Callable[[], gym.Env[Any, Any]]], config: EnvConfig
+) -> VectorEnv[Any, Any, Any]:
+    """Makes single envs the rows of one that resets a row in the step that ends its episode.
+
+    Args:
+        make_each: Makes each row; also in another process, with `async`.
+        config: Its `vectorization_mode` is `async` for worker processes.
+
+    Returns:
+        A vector env whose observations are good until its next step.
+
+    Raises:
+        EnvError: A row could not be made in its process.
+    """
+    same_step = AutoresetMode.SAME_STEP
+    if config.vectorization_mode != "async":
+        return SyncVectorEnv(make_each, copy=False, autoreset_mode=same_step)
+    # Spawned, since a fork of a process with threads, such as gRPC's, may stand still for ever.
+    make = partial(AsyncVectorEnv, make_each, copy=False, context="spawn", autoreset_mode=same_step)
+    try:
+        try:
+            return make(shared_memory=True)
+        except (TypeError, ValueError):  # shapes that vary have no place in shared memory
+            return make(shared_memory=False)
+    except (ConfigError, EnvError):
+        raise
+    except Exception as error:
+        raise EnvError(f"env '{config.task}': {type(error).__name__}: {error}") from error
 
 
 class _CheckedEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -172,7 +222,7 @@ def _native(config: EnvConfig, spec: EnvSpec) -> VectorEnv[Any, Any, Any] | None
     spec = copy.deepcopy(spec)
     spec.vector_entry_point = known or entry
     make = partial(gym.make_vec, spec, config.num_envs, "vector_entry_point")
-    native = cast("VectorEnv[Any, Any, Any]", _call(config, make, kwargs))
+    native = cast("VectorEnv[Any, Any, Any]", call_maker(config, make, kwargs))
     if known is None and not _has_spaces_of_single(native, config):
         native.close()
         return None
@@ -194,13 +244,30 @@ def _own_vector_env(
     config: EnvConfig, target: type[VectorEnv[Any, Any, Any]]
 ) -> VectorEnv[Any, Any, Any]:
     kwargs = {**config.env_kwargs.to_dict(), "num_envs": config.num_envs}
-    env = cast("VectorEnv[Any, Any, Any]", _call(config, target, kwargs))
-    mode = env.metadata.get("autoreset_mode")
-    if mode != AutoresetMode.SAME_STEP:
+    if "autoreset_mode" in inspect.signature(target).parameters:
+        kwargs.setdefault("autoreset_mode", AutoresetMode.SAME_STEP)
+    env = cast("VectorEnv[Any, Any, Any]", call_maker(config, target, kwargs))
+    return normalised(env, f"env.task '{config.task}'")
+
+
+def normalised(env: VectorEnv[Any, Any, Any], name: str) -> VectorEnv[Any, Any, Any]:
+    """Returns a vector env that resets rows by itself, in the same step if that can be had.
+
+    Args:
+        env: Any autoreset mode.
+        name: What to call it in errors.
+
+    Raises:
+        ConfigError: It does not say its mode.
+    """
+    mode = mode_of(env)
+    if mode is None:
+        given = env.metadata.get("autoreset_mode")
+        known = ", ".join(mode.name for mode in AutoresetMode)
         raise ConfigError(
-            f"env.task '{config.task}': its metadata has autoreset_mode {mode}, expected SAME_STEP"
+            f"{name}: its metadata has autoreset_mode {given}, expected one of {known}"
         )
-    return env
+    return ResetsAtOnce(env) if mode is AutoresetMode.DISABLED else env
 
 
 def _load(entry: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -210,10 +277,17 @@ def _load(entry: str | Callable[..., Any]) -> Callable[..., Any]:
     return cast("Callable[..., Any]", getattr(importlib.import_module(module_name), name))
 
 
-def _call(config: EnvConfig, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-    """Calls what makes an env, which is code of others, and says what it was if that fails."""
+def call_maker(config: EnvConfig, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    """Calls what makes an env, which is code of others, and says what it was if that fails.
+
+    Raises:
+        ConfigError: It does not take the arguments, or something that it needs is not installed.
+        EnvError: It raised anything else.
+    """
     try:
         return make(**kwargs)
+    except (ConfigError, EnvError):
+        raise
     except (TypeError, gym.error.Error, ImportError) as error:
         raise ConfigError(f"env.task '{config.task}': {error}") from error
     except Exception as error:

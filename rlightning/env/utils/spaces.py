@@ -8,7 +8,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 
 def stack(space: gym.Space[Any], items: Sequence[Any]) -> Any:
@@ -40,13 +40,37 @@ def as_declared(space: gym.Space[Any], value: Any) -> Any:
     return np.array(value, dtype=space.dtype)
 
 
-def take(value: Any, positions: npt.NDArray[np.int32]) -> Any:
-    """Returns the given rows of nested arrays with a leading dimension of rows; copied."""
+def zeros(space: gym.Space[Any]) -> Any:
+    """Returns a value of a space whose numbers are all 0."""
+    first: Any = next(iter(iterate(batch_space(space, 1), create_empty_array(space, n=1))))
+    return as_declared(space, first)
+
+
+def take(space: gym.Space[Any], value: Any, positions: npt.NDArray[np.int32]) -> Any:
+    """Returns some rows of a value with a leading dimension of rows; copied.
+
+    Args:
+        space: Space of one row.
+        value: Of all rows.
+        positions: Which, at least one.
+    """
+    if isinstance(space, gym.spaces.Box):
+        return np.asarray(value)[positions]
+    if isinstance(space, gym.spaces.Dict):
+        return {key: take(child, value[key], positions) for key, child in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        pairs = zip(space.spaces, value, strict=True)
+        return tuple(take(child, part, positions) for child, part in pairs)
+    return stack(space, [value[position] for position in positions.tolist()])
+
+
+def one_row(value: Any, position: int) -> Any:
+    """Returns one row of nested arrays with a leading dimension of rows, without it; copied."""
     if isinstance(value, Mapping):
-        return {key: take(child, positions) for key, child in value.items()}
+        return {key: one_row(child, position) for key, child in value.items()}
     if isinstance(value, tuple):
-        return tuple(take(child, positions) for child in value)
-    return np.asarray(value)[positions]
+        return tuple(one_row(child, position) for child in value)
+    return np.array(value[position])
 
 
 def row_of(space: gym.Space[Any], value: Any, row: int) -> Any:

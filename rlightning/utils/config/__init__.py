@@ -2,13 +2,16 @@
 
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.config import (
+    ALGORITHMS,
     BufferConfig,
     ClusterConfig,
+    DurabilityConfig,
     EnvConfig,
     FunctionsConfig,
     LearnerConfig,
     LogConfig,
     MainConfig,
+    NodeConfig,
     PlacementConfig,
     PolicyConfig,
     RateLimiterConfig,
@@ -25,10 +28,12 @@ from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfi
 from rlightning.utils.config.services import EnvServiceConfig, ServiceConfig, ServicesConfig
 
 __all__ = [
+    "ALGORITHMS",
     "BufferConfig",
     "ClientAuthConfig",
     "ClusterConfig",
     "Config",
+    "DurabilityConfig",
     "EnvConfig",
     "EnvServiceConfig",
     "FunctionsConfig",
@@ -36,6 +41,7 @@ __all__ = [
     "ListenConfig",
     "LogConfig",
     "MainConfig",
+    "NodeConfig",
     "PlacementConfig",
     "PolicyConfig",
     "RateLimiterConfig",

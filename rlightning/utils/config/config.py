@@ -10,9 +10,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
+from rlightning.errors import ConfigError
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, check_address
-from rlightning.utils.config.services import ServicesConfig
+from rlightning.utils.config.services import ServicesConfig, metrics_address
 
 # Backends whose adapter hosts many sub-envs in one env, and those that host exactly one.
 VECTORISED_BACKENDS = frozenset(
@@ -28,6 +29,15 @@ VECTORISED_BACKENDS = frozenset(
     }
 )
 SCALAR_BACKENDS = frozenset({"env_server", "piper"})
+
+# What the learner knows by name, and the buffer that it needs; None: either.
+ALGORITHMS = {
+    "ppo": "RolloutBuffer",
+    "vtrace": "RolloutBuffer",
+    "dqn": "ReplayBuffer",
+    "sac": "ReplayBuffer",
+    "policy": None,
+}
 
 _CONTROL_MODES = {
     "google_robot_static": (
@@ -75,6 +85,20 @@ class FrameStackConfig(Config):
     axis: int = 0
 
 
+class NodeConfig(Config):
+    """What runs on one node, by number.
+
+    Attributes:
+        buffer: Its shard; one node has one.
+        env: Its env workers: what follows the last "-" of their ids.
+        train: The ranks of its train workers.
+    """
+
+    buffer: list[int]
+    env: list[int] = Field(default_factory=list)
+    train: list[int] = Field(default_factory=list)
+
+
 class StorageConfig(Config):
     """Where and how a buffer keeps its rows.
 
@@ -87,6 +111,18 @@ class StorageConfig(Config):
             `observation.camera` in a dict. Each frame is stored once.
         removal: What a full `circular` storage overwrites: the oldest transitions (`fifo`), the
             newest (`lifo`), or those of the lowest priority (`priority`).
+        compression: Arrays of the observation whose rows are kept compressed, by path as in
+            `frame_stack`, and how. None by default.
+        num_shards: Of `sharded`: storages in this process, each of `capacity`.
+        addresses: Of `sharded`: the buffer servers, one for each shard; of `unified` at most one.
+            None of them: storage in this process.
+        split: How many rows of a batch each shard gives: as its size (`proportional`), or as many
+            as the others (`equal`).
+        missing_shards: What to do while a buffer server is away: `error` raises, `skip` samples the
+            others.
+        missing_after_s: Seconds without a connection after which a buffer server counts as away.
+        timeout_s: Seconds that a call waits for buffer servers.
+        nodes: For node affinity: what runs on each node, by its name.
     """
 
     mode: Literal["circular", "fixed"] = "circular"
@@ -95,6 +131,24 @@ class StorageConfig(Config):
     device: Literal["cpu", "cuda"] = "cpu"
     frame_stack: dict[str, FrameStackConfig] = Field(default_factory=dict)
     removal: Literal["fifo", "lifo", "priority"] = "fifo"
+    compression: dict[str, Literal["zlib"]] = Field(default_factory=dict)
+    num_shards: int | None = Field(default=None, ge=1)
+    addresses: list[str] = Field(default_factory=list)
+    split: Literal["proportional", "equal"] = "proportional"
+    missing_shards: Literal["error", "skip"] = "error"
+    missing_after_s: float = Field(default=2.0, ge=0)
+    timeout_s: float = Field(default=30.0, gt=0)
+    nodes: dict[str, NodeConfig] = Field(default_factory=dict)
+
+    @field_validator("addresses")
+    @classmethod
+    def check_addresses(cls, addresses: list[str]) -> list[str]:
+        """Refuses what nobody can dial, and one server as two shards."""
+        for address in addresses:
+            check_address(address)
+            if addresses.count(address) > 1:
+                raise ValueError(f"'{address}' comes twice: each shard is a server of its own")
+        return addresses
 
     @model_validator(mode="after")
     def check_device(self) -> Self:
@@ -102,6 +156,23 @@ class StorageConfig(Config):
         if self.type == "sharded" and self.device != "cpu":
             raise ValueError(f"sharded storage needs device 'cpu', got '{self.device}'")
         return self
+
+    @model_validator(mode="after")
+    def check_shards(self) -> Self:
+        """Wants the number of shards to be the same wherever it is said."""
+        listed = len(self.addresses)
+        if self.type == "unified" and listed > 1:
+            raise ValueError(f"{listed} addresses need type 'sharded'")
+        if self.type == "sharded" and listed and self.num_shards not in (None, listed):
+            raise ValueError(f"num_shards {self.num_shards}, but {listed} addresses")
+        return self
+
+    @property
+    def shards(self) -> int:
+        """Number of shards; 1 unless the storage is sharded."""
+        if self.type == "unified":
+            return 1
+        return self.num_shards or len(self.addresses) or 1
 
 
 class RateLimiterConfig(Config):
@@ -164,8 +235,40 @@ class FunctionsConfig(Config):
     postprocess_fn: str | None = None
 
 
-class BufferConfig(Config):
-    """Configuration of the data buffer.
+class DurabilityConfig(Config):
+    """What of a buffer server outlives its process.
+
+    Attributes:
+        durability: What an ack promises. `none`: the rows are in memory. `process`: they outlive
+            the process, also `kill -9`. `power`: they are on the disk.
+        data_dir: Folder of the server's journal and its checkpoints, for this server alone.
+        restore: What the server begins with: `none`, nothing; `latest`, everything that `data_dir`
+            has; or the name of a checkpoint, and nothing that came after it.
+        checkpoint_keep: Checkpoints that are kept; older ones are removed.
+        checkpoint_interval_s: Seconds between checkpoints; None: they are made when a client asks,
+            and as the journal grows.
+    """
+
+    durability: Literal["none", "process", "power"] = "none"
+    data_dir: str | None = None
+    restore: str = "none"
+    checkpoint_keep: int = Field(default=2, ge=1)
+    checkpoint_interval_s: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def check_data_dir(self) -> Self:
+        """Wants a folder for what shall outlive the process."""
+        if self.data_dir is None:
+            for key in ("durability", "restore"):
+                if self[key] != "none":
+                    raise ValueError(f"{key} '{self[key]}' needs a data_dir")
+            if self.checkpoint_interval_s is not None:
+                raise ValueError("checkpoint_interval_s needs a data_dir")
+        return self
+
+
+class BufferConfig(DurabilityConfig):
+    """Configuration of the data buffer; the keys of `DurabilityConfig` are for a buffer server.
 
     Attributes:
         type: `RolloutBuffer` hands each row to the learner once; `ReplayBuffer` samples it again
@@ -176,6 +279,9 @@ class BufferConfig(Config):
         storage: Where and how rows are kept.
         node_affinity_env: Keep the rows of an env on the shard of its node.
         node_affinity_train: Give a train worker the shards of its node.
+        n_step: Steps that a transition of a ReplayBuffer looks ahead, see `n_step_postprocess_fn`;
+            with more than 1, episodes are stored once they have ended.
+        n_step_gamma: Discount of one of these steps.
         rollout_length: Steps of every sub-env in one rollout batch (the T of [T, N]).
         max_rollouts: Rollouts that are kept, those under collection and at the learner included;
             inserts wait when there are more. No row is older than so many versions when it is
@@ -204,6 +310,8 @@ class BufferConfig(Config):
     storage: StorageConfig = Field(default_factory=StorageConfig)
     node_affinity_env: bool = False
     node_affinity_train: bool = False
+    n_step: int = Field(default=1, ge=1)
+    n_step_gamma: float = Field(default=0.99, ge=0, le=1)
     rollout_length: int = Field(default=32, ge=1)
     max_rollouts: int = Field(default=2, ge=1)
     columns: list[Literal["ts_observed_ns", "action_age"]] = Field(default_factory=list)
@@ -235,7 +343,30 @@ class BufferConfig(Config):
                 raise ValueError(f"expected names of 1 to 64 of A-Za-z0-9._-, got {name!r}")
             if table.tables:
                 raise ValueError(f"{name}: a table has no tables of its own")
+            for key, field in DurabilityConfig.model_fields.items():
+                if table[key] != field.default:
+                    raise ValueError(f"{name}.{key}: the server has one for all its tables")
         return tables
+
+    @model_validator(mode="after")
+    def check_kept(self) -> Self:
+        """Refuses to keep rows that are used once."""
+        tables: dict[str, BufferConfig] = {f"tables.{n}.": t for n, t in self.tables.items()}
+        for prefix, table in (tables or {"": self}).items():
+            limiter = table.rate_limiter
+            if self.data_dir is None:
+                break
+            if table.type == "RolloutBuffer":
+                raise ValueError(
+                    f"data_dir: not with {prefix}type 'RolloutBuffer', whose rows are used once, "
+                    "and kept in memory only"
+                )
+            if limiter is not None and limiter.queue_size is not None:
+                raise ValueError(
+                    f"data_dir: not with {prefix}rate_limiter.queue_size: what a queue hands out "
+                    "is used once, and kept in memory only"
+                )
+        return self
 
     @model_validator(mode="after")
     def setup_default_sampler(self) -> Self:
@@ -254,6 +385,32 @@ class BufferConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def check_shards(self) -> Self:
+        """Wants all tables to have the shards of the section, and no queue in them."""
+        for name, table in self.tables.items():
+            for key in ("type", "num_shards", "addresses", "nodes"):
+                mine, own = getattr(self.storage, key), getattr(table.storage, key)
+                default = StorageConfig.model_fields[key].get_default(call_default_factory=True)
+                if own not in (mine, default):
+                    raise ValueError(
+                        f"tables.{name}.storage.{key}: shards are those of the whole section, which"
+                        f" says {mine!r}, got {own!r}"
+                    )
+            for key in ("node_affinity_env", "node_affinity_train"):
+                if getattr(table, key) != getattr(self, key):
+                    raise ValueError(f"tables.{name}.{key}: shards are those of the whole section")
+        sections: list[BufferConfig] = [*self.tables.values()] or [self]
+        for section in sections:
+            limiter = section.rate_limiter
+            queue = limiter is not None and limiter.queue_size is not None
+            if queue and self.storage.type == "sharded":
+                raise ValueError(
+                    "rate_limiter.queue_size: a queue is in one buffer server, not in the several "
+                    "of storage.type 'sharded'"
+                )
+        return self
+
 
 class TableConfig(BufferConfig):
     """One table of a buffer server.
@@ -267,7 +424,7 @@ class TableConfig(BufferConfig):
 
 
 # What a table does not take over from the section.
-_OF_ALL_TABLES = frozenset({"tables", "max_bytes", "envs"})
+_OF_ALL_TABLES = frozenset({"tables", "max_bytes", "envs", *DurabilityConfig.model_fields})
 _TABLE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 BufferConfig.model_rebuild()
@@ -293,6 +450,9 @@ class EnvConfig(Config):
         policy_setup: Robot of a ManiSkill task; it decides `init_params.control_mode`.
         seed: Seed of the first reset; None draws one.
         info_keys: What of an env's info goes on to policy and buffer.
+        vectorization_mode: Who steps the sub-envs, in gymnasium's words: `sync` one after the
+            other, `async` each in a process of its own, `vector_entry_point` a vector env that
+            the task brings; `auto` the latter where it gives what single envs do, else `sync`.
         driver: Who steps it at an env server: the `actor` loop there, or an `external` program
             through `EnvService.Step`.
         address: Of backend `env_server`: the env server to dial; None: it listens itself.
@@ -318,6 +478,7 @@ class EnvConfig(Config):
     policy_setup: str = "widowx"
     seed: int | None = None
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
+    vectorization_mode: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
     driver: Literal["actor", "external"] = "actor"
     address: str | None = None
     auth: ClientAuthConfig | None = None
@@ -391,14 +552,15 @@ class PolicyConfig(Config):
     """Configuration of the policy and of the server that runs it.
 
     Attributes:
-        type: `actor_critic`, a name registered in `POLICY`, or `module:Class`.
+        type: `actor_critic`, `q_network`, `sac_actor`, another name registered in `POLICY`, or
+            `module:Class`.
         backend: Documented; no effect on the policies of this library.
         train_num_gpus: GPUs of the learner.
         eval_num_gpus: GPUs of one policy server.
         model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
             the activation.
-        optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`; PPO
-            makes its own, with `train.lr`.
+        optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
+            `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
         rollout_mode: Documented; `rollout_step` is called as a function here.
         router_type: How work is spread over several policies.
         weight_buffer: Where weights wait before they are used.
@@ -455,12 +617,12 @@ class TrainConfig(Config):
         seed: Root of every seed of the run that the config leaves open.
         lr: Learning rate.
         batch_size: Transitions in one minibatch.
-        max_epochs: Rollout batches to learn from at most; -1: no limit.
+        max_epochs: Batches to learn from at most; -1: no limit.
         max_rollout_steps: Documented; `buffer.rollout_length` decides here.
         max_eval_rollout_steps: Documented; no effect on a training run here.
         parallel: `ddp` trains on several devices.
         eval_interval: Rollout batches between evaluations; -1: none.
-        save_interval: Rollout batches between checkpoints; -1: only the last.
+        save_interval: Batches between checkpoints; -1: only the last.
         save_dir: Directory of checkpoints; None: `checkpoints/` of the run.
     """
 
@@ -484,20 +646,44 @@ class LearnerConfig(Config):
     """The algorithm and its hyperparameters.
 
     Attributes:
-        algorithm: Which one.
+        algorithm: `ppo` or `vtrace` (PPO for rollouts of several versions ago) on a RolloutBuffer,
+            `dqn` or `sac` on a ReplayBuffer; `policy` lets the policy's own `update_dataset` and
+            `train` learn; `module:function` makes an algorithm of the user's from the policy, this
+            section, section `train` and a `seed`.
         gamma: Discount of the return.
-        gae_lambda: Mixing of n-step advantages.
-        clip_epsilon: Bound of the ratio between target and behaviour policy.
-        entropy_coeff: Weight of the entropy bonus.
-        critic_coeff: Weight of the value loss.
-        epochs: Passes over one rollout batch.
-        max_grad_norm: Bound of the gradient's norm.
+        gae_lambda: Mixing of n-step advantages, of `ppo`.
+        clip_epsilon: Bound of the ratio between target and behaviour policy, of `ppo` and
+            `vtrace`.
+        entropy_coeff: Weight of the entropy bonus, of the same.
+        critic_coeff: Weight of the value loss, of the same.
+        epochs: Passes over one rollout batch, of the same.
+        max_grad_norm: Bound of the gradient's norm; `sac` has none.
         anneal_lr: Let the learning rate fall to 0 while `train.max_env_steps` rows are learned
-            from.
+            from, of `ppo` and `vtrace`.
+        rho_clip: Bound of the ratio by which V-trace weighs a step.
+        c_clip: Bound of the ratio by which V-trace weighs how far later steps reach back.
+        updates_per_step: Updates for each env step, of who learns from a ReplayBuffer. The learner
+            waits for env steps, and actors are paused while they are ahead.
+        learning_starts: Env steps before the first update from a ReplayBuffer.
+        max_lead: Env steps that actors may be ahead of the updates that are due.
+        publish_interval: Updates from a ReplayBuffer between two publishes of weights.
+        max_staleness: Age in versions beyond which replayed rows are left out of a batch; None: no
+            row is too old.
+        tau: What part of the way the target network goes to the trained one; 1 copies it.
+        target_interval: Updates between two such moves.
+        double: Whether the trained network chooses the action that the target network values, of
+            `dqn`.
+        epsilon_start: Probability of a random action at first, of `dqn`.
+        epsilon_end: And once `epsilon_steps` env steps were executed; it falls linearly.
+        epsilon_steps: How many env steps that takes.
+        alpha_init: Weight of the entropy at first, of `sac`, which finds the right one.
+        target_entropy: Entropy of the actions, scaled to [-1, 1], that `sac` aims at; None: minus
+            the number of their components.
         torch_threads: Threads of torch in the learner.
+        metrics: HOST:PORT where the learner shows its metrics; see `services.policy.metrics`.
     """
 
-    algorithm: Literal["ppo"] = "ppo"
+    algorithm: str = "ppo"
     gamma: float = Field(default=0.99, ge=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     clip_epsilon: float = Field(default=0.2, gt=0)
@@ -506,7 +692,39 @@ class LearnerConfig(Config):
     epochs: int = Field(default=4, ge=1)
     max_grad_norm: float = Field(default=0.5, gt=0)
     anneal_lr: bool = False
+    rho_clip: float = Field(default=1.0, gt=0)
+    c_clip: float = Field(default=1.0, gt=0)
+    updates_per_step: float = Field(default=1.0, gt=0)
+    learning_starts: int = Field(default=1000, ge=1)
+    max_lead: int = Field(default=256, ge=1)
+    publish_interval: int = Field(default=16, ge=1)
+    max_staleness: int | None = Field(default=None, ge=0)
+    tau: float = Field(default=0.005, gt=0, le=1)
+    target_interval: int = Field(default=1, ge=1)
+    double: bool = True
+    epsilon_start: float = Field(default=1.0, ge=0, le=1)
+    epsilon_end: float = Field(default=0.05, ge=0, le=1)
+    epsilon_steps: int = Field(default=10_000, ge=1)
+    alpha_init: float = Field(default=1.0, gt=0)
+    target_entropy: float | None = None
     torch_threads: int = Field(default=1, ge=1)
+    metrics: str | None = None
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def check_metrics(cls, metrics: Any) -> Any:
+        """Makes a port an address, and refuses what is none."""
+        return metrics_address(metrics)
+
+    @field_validator("algorithm")
+    @classmethod
+    def check_algorithm(cls, algorithm: str) -> str:
+        """Refuses a name that is neither known nor `module:function`."""
+        if ":" not in algorithm and algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"expected one of {', '.join(ALGORITHMS)}, or module:function, got '{algorithm}'"
+            )
+        return algorithm
 
 
 class LogConfig(Config):
@@ -520,6 +738,9 @@ class LogConfig(Config):
             env.
         log_dir: Folder of all runs.
         mode: Documented; no effect here.
+        latency: Measure how long each stage takes.
+        trace_every: Trace every so many steps of each group into `trace.json` of the run's folder,
+            which Perfetto shows; 0: none.
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -528,6 +749,8 @@ class LogConfig(Config):
     name: str | None = None
     log_dir: str = "runs"
     mode: str | None = None
+    latency: bool = True
+    trace_every: int = Field(default=0, ge=0)
 
     @field_validator("name")
     @classmethod
@@ -610,3 +833,24 @@ class MainConfig(Config):
         if isinstance(buffer, Mapping):
             return {"type": "RolloutBuffer", "capacity": 1_000_000, **buffer}
         return buffer
+
+    @model_validator(mode="after")
+    def check_shards(self) -> Self:
+        """Refuses one address for several buffer servers."""
+        if self.buffer.storage.type == "sharded" and self.services.buffer.address is not None:
+            raise ValueError(
+                "services.buffer.address names one server; those of sharded storage are in "
+                "buffer.storage.addresses"
+            )
+        return self
+
+    @property
+    def buffer_addresses(self) -> list[str]:
+        """Where the buffer servers are dialled: one, or one for each shard.
+
+        Raises:
+            ConfigError: No port is named, or no server of sharded storage.
+        """
+        if self.buffer.storage.type == "sharded" and not self.buffer.storage.addresses:
+            raise ConfigError("no buffer server to dial: buffer.storage.addresses is empty")
+        return self.buffer.storage.addresses or [self.services.buffer.dial_address]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.config import (
-    BufferConfig,
     EnvConfig,
     LogConfig,
     MainConfig,
@@ -18,7 +17,6 @@ from rlightning.utils.config.config import (
 _WITHOUT_EFFECT: dict[type[Config], frozenset[str]] = {
     MainConfig: frozenset({"engine", "cluster", "debug", "verbose"}),
     EnvConfig: frozenset({"num_cpus", "num_gpus"}),
-    BufferConfig: frozenset({"node_affinity_env", "node_affinity_train"}),
     PolicyConfig: frozenset(
         {
             "backend",

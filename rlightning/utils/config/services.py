@@ -12,6 +12,21 @@ from rlightning.utils.config.base import Config
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfig, check_address
 
 
+def metrics_address(metrics: Any) -> Any:
+    """Returns where metrics are shown; a port alone is one on 127.0.0.1.
+
+    Raises:
+        ValueError: It is no HOST:PORT.
+    """
+    if type(metrics) is int or (isinstance(metrics, str) and metrics.isdecimal()):
+        metrics = f"127.0.0.1:{metrics}"
+    if isinstance(metrics, str):
+        if metrics.startswith("unix"):
+            raise ValueError(f"expected HOST:PORT or a port, got {metrics!r}")
+        check_address(metrics)
+    return metrics
+
+
 class ServiceConfig(Config):
     """One service.
 
@@ -23,6 +38,8 @@ class ServiceConfig(Config):
         auth: What those who dial it show and expect.
         rpc: Limits and times of its connections, on both sides.
         replicas: Processes that do its work; so far one.
+        metrics: HOST:PORT where it shows its metrics to Prometheus, under `/metrics`; a port alone
+            stands for one on 127.0.0.1, port 0 lets the system choose; None: nowhere.
     """
 
     listen: list[ListenConfig] = Field(default_factory=lambda: [ListenConfig()], min_length=1)
@@ -30,6 +47,7 @@ class ServiceConfig(Config):
     auth: ClientAuthConfig | None = None
     rpc: RpcConfig = Field(default_factory=RpcConfig)
     replicas: int = Field(default=1, ge=1, le=1)
+    metrics: str | None = None
 
     @field_validator("listen", mode="before")
     @classmethod
@@ -45,6 +63,12 @@ class ServiceConfig(Config):
     def check_address(cls, address: str | None) -> str | None:
         """Refuses what nobody can dial."""
         return None if address is None else check_address(address)
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def check_metrics(cls, metrics: Any) -> Any:
+        """Makes a port an address, and refuses what is none."""
+        return metrics_address(metrics)
 
     @property
     def dial_address(self) -> str:

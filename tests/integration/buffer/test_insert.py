@@ -12,11 +12,10 @@ from rlightning.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     NotFoundError,
-    RemoteError,
     ResourceExhaustedError,
     StorageFullError,
 )
-from rlightning.rpc.channel import connect, unary
+from rlightning.rpc.channel import connect
 from rlightning.rpc.session import Session
 from rlightning.testing.waiting import assert_eventually
 from rlightning.types import EnvMeta, PolicyResponse
@@ -363,19 +362,6 @@ async def test_describe_clear_and_truncate() -> None:
         assert await asker.truncate(["env"]) == 0
         assert await asker.clear() == 8
         assert (await asker.describe()).tables["default"].size == 0
-
-
-@pytest.mark.parametrize("method", ["Checkpoint"])
-async def test_what_is_not_served_yet_is_unimplemented(method: str) -> None:
-    async with buffer_server() as buffers, connect(buffers.address, rpc=FAST) as channel:
-        with pytest.raises(RemoteError, match="UNIMPLEMENTED"):
-            await unary(
-                channel,
-                f"/rlightning.v1.BufferService/{method}",
-                pb.CheckpointRequest(),
-                pb.CheckpointResponse,
-                timeout=5,
-            )
 
 
 async def test_an_insert_needs_a_spec_and_a_writer() -> None:

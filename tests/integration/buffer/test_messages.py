@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from rlightning.buffer.remote_buffer import SampleClient
 from rlightning.errors import ResourceExhaustedError
 from rlightning.services.env_server.driver import _window
 from rlightning.testing.proxy import FaultProxy
@@ -174,3 +175,21 @@ def test_what_is_under_way_fits_into_one_rollout(length: int) -> None:
     assert 1 <= window <= 32
     if length > 2:
         assert window + items_per_message(window) - 1 + 2 <= length
+
+
+async def test_samples_that_stay_are_not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, acks = ScriptedEnv(2, lambda row, episode: (2, True)), []
+    ack = SampleClient._ack
+    monkeypatch.setattr(SampleClient, "_ack", lambda *args: acks.append(args[2]) or ack(*args))
+    replay = {"type": "ReplayBuffer", "capacity": 100, "auto_truncate_episode": True}
+    for buffer, expected in ((replay, []), ({"max_rollouts": 4}, [1, 2])):
+        async with (
+            buffer_server(**buffer) as buffers,
+            inserting(buffers.address, env.meta) as client,
+            sampling(buffers.address, batch_size=3 if buffer is replay else 0) as learner,
+        ):
+            await act(client, env, 30)
+            await client.flush(5)
+            for _ in range(3):
+                await learner.next_batch(5)
+        assert acks == expected

@@ -24,7 +24,7 @@ from rlightning.testing.proxy import FaultProxy
 from rlightning.testing.waiting import assert_eventually
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import ChunkJoiner, Reader
+from rlightning.wire import ChunkJoiner
 from tests.integration.buffer.harness import (
     FAST,
     FORGETFUL,
@@ -67,7 +67,7 @@ class RawLearner:
         )
 
     async def read(self) -> pb.SampleResponse:
-        return Reader(pb.SampleResponse, await asyncio.wait_for(self.call.read(), 5)).message
+        return pb.SampleResponse.FromString(await asyncio.wait_for(self.call.read(), 5))
 
     async def batch(self) -> tuple[int, bytes]:
         """Reads one batch; returns its number and its bytes."""

@@ -119,10 +119,20 @@ async def test_actors_step_and_episodes_come_once_to_each_cursor():
         for stage in ("round_trip", "queue", "inference", "insert", "action_age", "env_step"):
             assert latency[stage]["count"] > 0
             assert latency[stage]["p99"] >= latency[stage]["p50"] >= 0
+        assert status.stats["latency_window_s"] == 60
+        for peer in ("policy", "buffer"):
+            clock = status.stats["clocks"][peer]
+            assert clock["same_clock"]
+            assert (clock["offset_s"], clock["uncertainty_s"]) == (0, 0)
+        # Each call is an exchange, too: both clocks are those of this process.
+        estimate = client.offset.estimate()
+        assert abs(estimate.offset_ns) <= estimate.uncertainty_ns < 1e9
         again = await client.describe(0)
         assert len(again.episodes) == again.episode_cursor
         with pytest.raises(InvalidRequestError, match="episode_cursor"):
             await client.describe(-1)
+        with pytest.raises(InvalidRequestError, match="trace_cursor"):
+            await client.describe(trace_cursor=-1)
 
 
 async def test_rows_go_to_the_tables_that_name_their_env():

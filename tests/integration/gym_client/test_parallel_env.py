@@ -10,7 +10,7 @@ import pytest
 
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.gym_client import RemoteEnv, RemoteParallelEnv
-from rlightning.errors import ConfigError, EnvError, NotFoundError
+from rlightning.errors import ConfigError, NotFoundError
 from rlightning.types import MultiAgentEnvRet
 from tests.integration.gym_client.serving import env_server, hosted
 
@@ -118,11 +118,3 @@ def test_an_observation_outside_of_its_space_is_told():
         env.close()
     with env_server(hosted()) as server, pytest.raises(NotFoundError, match="no env here fits"):
         RemoteParallelEnv(server.address)
-
-
-def test_actors_do_not_step_several_agents():
-    env = hosted(backend=BACKEND, driver="actor")
-    upstream = {"policy": {"address": "127.0.0.1:1"}, "buffer": {"address": "127.0.0.1:1"}}
-    with pytest.raises(EnvError, match="init gave no observation space"):
-        with env_server(env, upstream=upstream):
-            pass

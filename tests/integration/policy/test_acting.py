@@ -18,6 +18,7 @@ from rlightning.errors import (
     RemoteError,
     ResourceExhaustedError,
 )
+from rlightning.latency import STAGES
 from rlightning.policy import PolicyClient
 from rlightning.testing import FaultProxy, assert_eventually
 from rlightning.types import EnvRet, Mode, Purpose
@@ -52,7 +53,7 @@ async def test_an_answer_has_the_rows_that_asked_its_number_and_its_times() -> N
         assert description.sessions == 1
         assert description.stats["requests"] == 3
         assert description.stats["rows"] == 24
-        assert description.stats["inference"]["count"] == 3
+        assert description.stats["latency"]["inference"]["count"] == 3
 
 
 async def test_one_row_without_a_leading_dimension_is_answered_without_one() -> None:
@@ -309,3 +310,28 @@ async def test_an_answer_past_the_cap_is_an_error_and_the_session_lives_on() -> 
         with pytest.raises(ResourceExhaustedError, match="passes the cap of 4194304 bytes"):
             await client.act(EnvRet("env", large))
         await client.act(EnvRet("env", small))
+
+
+async def test_the_stages_of_an_answer_add_up_to_its_round_trip() -> None:
+    async with policy_server() as server, acting(server.address, 8) as client:
+        for _ in range(20):
+            await client.act(env_ret(8))
+            times = client.times
+            assert times is not None
+            assert times.ways is not None
+            parts = (
+                times.encoded_ns - times.begun_ns,
+                times.ways.uplink_s * 1e9,
+                times.queue_ns,
+                times.batch_wait_ns,
+                times.inference_ns,
+                times.answer_ns,
+                times.ways.downlink_s * 1e9,
+                times.done_ns - times.heard_ns,
+            )
+            assert min(parts) >= 0
+            assert sum(parts) == pytest.approx(times.done_ns - times.begun_ns, abs=10)
+        for stage in list(STAGES)[:8]:
+            assert client.stats[stage].count == 20
+        assert client.one_way_unknown == 0
+        assert client.offset.same_clock

@@ -404,7 +404,7 @@ def test_items_of_one_message_are_checked_together() -> None:
     assert check_transitions(buffer.get_all()) == 2
 
 
-def test_text_is_refused_by_name() -> None:
+def test_what_is_neither_number_nor_text_is_refused_by_name() -> None:
     buffer = collecting(EnvMeta("env"))
     with pytest.raises(InvalidRowError, match=r"observation\.task: expected an array of numbers"):
-        insert(buffer, EnvRet("env", {"task": "lift"}), PolicyResponse("env", action=1))
+        insert(buffer, EnvRet("env", {"task": b"lift"}), PolicyResponse("env", action=1))

@@ -412,7 +412,8 @@ def test_functions_that_exclude_each_other(functions: tuple[str, str]) -> None:
     [
         ({"storage": StorageConfig(type="sharded")}, "buffer.storage.type: 'sharded'"),
         ({"storage": StorageConfig(device="cuda")}, "buffer.storage.device: 'cuda'"),
-        ({"node_affinity_env": True}, "buffer.node_affinity_env: True"),
+        ({"node_affinity_env": True}, "buffer.node_affinity_env: needs storage"),
+        ({"node_affinity_train": True}, "buffer.node_affinity_train: needs storage"),
         ({"capacity": 0}, "buffer.capacity: expected at least 1"),
     ],
 )

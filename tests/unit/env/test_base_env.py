@@ -115,4 +115,6 @@ def test_timing_has_fixed_memory_and_is_logged(caplog, monkeypatch):
     with caplog.at_level(logging.DEBUG):
         env.print_timing_summary(reset=True)
     assert "step: count 3" in caplog.text
+    assert "'p99':" in caplog.text
+    assert env.latency == {}
     assert env.timing_raw == {}

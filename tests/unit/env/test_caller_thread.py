@@ -42,13 +42,14 @@ def test_ctrl_c_never_leaves_the_job_waiting(loop):
 
         async def job(here=here, stopped=stopped):
             run = asyncio.get_running_loop().run_in_executor
+            await run(here, lambda: None)  # the handler is there
+            interrupt_in(random.uniform(0.005, 0.02))
             while not stopped.is_set():
                 call = run(here, lambda: None)
                 assert (await asyncio.wait({call}, timeout=10))[0], "a call got lost"
                 call.exception()
 
         submitted = loop.submit(job())
-        interrupt_in(random.uniform(0.005, 0.02))
         with pytest.raises(KeyboardInterrupt):
             here.run_until_done(submitted, stopped.set)
         submitted.result(0)
@@ -58,11 +59,14 @@ def test_ctrl_c_never_leaves_the_job_waiting(loop):
 def test_ctrl_c_interrupts_a_long_call(loop):
     here, stopped = CallerThread(), threading.Event()
 
+    def long_call():
+        interrupt_in(0.1)
+        time.sleep(60)
+
     async def job():
-        await asyncio.get_running_loop().run_in_executor(here, time.sleep, 60)
+        await asyncio.get_running_loop().run_in_executor(here, long_call)
 
     submitted = loop.submit(job())
-    interrupt_in(0.1)
     with pytest.raises(KeyboardInterrupt):
         here.run_until_done(submitted, stopped.set)
     assert stopped.is_set()
@@ -70,17 +74,20 @@ def test_ctrl_c_interrupts_a_long_call(loop):
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_job(loop):
-    here, end = CallerThread(), threading.Event()
+    here, heard, end = CallerThread(), threading.Event(), threading.Event()
 
     async def job():
+        await asyncio.get_running_loop().run_in_executor(here, lambda: None)
+        interrupt_in(0)
+        while not heard.is_set():
+            await asyncio.sleep(0.01)
+        interrupt_in(0)
         while not end.is_set():
             await asyncio.sleep(0.01)
 
     submitted = loop.submit(job())
-    interrupt_in(0.1)
-    interrupt_in(0.3)
     with pytest.raises(KeyboardInterrupt):
-        here.run_until_done(submitted, lambda: None)
+        here.run_until_done(submitted, heard.set)
     assert not submitted.done()
     end.set()
     submitted.result(10)

@@ -50,10 +50,16 @@ def test_single_envs_are_stepped_where_the_native_one_would_differ(task, env_kwa
 def test_a_vector_env_of_a_module():
     env = made(f"{HERE}:Vector", env_kwargs=Config(offset=2))
     assert env._reset().observation.tolist() == [[2, 2]] * 3
-    with pytest.raises(ConfigError, match="autoreset_mode .*NEXT_STEP, expected SAME_STEP"):
-        made(f"{HERE}:NextStep")
     with pytest.raises(ConfigError, match="nope"):
         made(f"{HERE}:Vector", env_kwargs=Config(nope=1))
+
+
+def test_who_steps_the_rows_can_be_said():
+    assert isinstance(made(f"{HERE}:TestNative-v0", vectorization_mode="sync").env, SyncVectorEnv)
+    native = made(f"{HERE}:TestNative-v0", vectorization_mode="vector_entry_point")
+    assert isinstance(native.env, Vector)
+    with pytest.raises(ConfigError, match="'.*TestScaled-v0' has no vector env that takes these"):
+        made(f"{HERE}:TestScaled-v0", vectorization_mode="vector_entry_point")
 
 
 def test_a_vector_env_that_hides_final_observations_is_refused():

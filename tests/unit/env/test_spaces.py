@@ -14,6 +14,7 @@ from rlightning.env.utils.spaces import (
     stack,
     structure,
     take,
+    zeros,
 )
 
 VECTOR = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -71,9 +72,17 @@ def test_stack_and_take():
     assert stacked["b"][0].tolist() == [0, 1]
     assert stacked["b"][1] == ("t0", "t1")
     assert stack(VECTOR, [[1.0, 2.0]]).shape == (1, 2)
-    taken = take({"a": np.arange(6).reshape(3, 2), "b": (np.arange(3),)}, np.array([2, 0]))
+    rows = {"a": np.arange(6).reshape(3, 2), "b": (np.arange(3), ("x", "y", "z"))}
+    taken = take(NESTED, rows, np.array([2, 0]))
     assert taken["a"].tolist() == [[4, 5], [0, 1]]
     assert taken["b"][0].tolist() == [2, 0]
+    assert taken["b"][1] == ("z", "x")
+
+
+def test_zeros():
+    value = zeros(NESTED)
+    assert NESTED.contains(value)
+    assert (value["a"].tolist(), value["b"][0]) == ([0, 0], 0)
 
 
 def test_structures():

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 
-from rlightning.learner import Checkpoints, LearnerStats
+from rlightning.errors import ConfigError
+from rlightning.learner import Checkpoint, Checkpoints, LearnerStats
 
 
 def test_a_checkpoint_holds_weights_and_a_manifest(tmp_path):
@@ -15,11 +17,13 @@ def test_a_checkpoint_holds_weights_and_a_manifest(tmp_path):
     )
     assert (folder / "4" / "weights.safetensors").read_bytes() == b"weights"
     assert json.loads((folder / "4" / "manifest.json").read_text()) == {
-        "format": 1,
+        "format": 2,
         "policy_version": 4,
         "updates": 3,
         "env_steps": 90,
         "rows": 60,
+        "mean_return": None,
+        "buffer_snapshot": None,
         "files": {"weights.safetensors": hashlib.sha256(b"weights").hexdigest()},
     }
     assert sorted(path.name for path in folder.iterdir()) == ["4", "latest"]
@@ -60,3 +64,56 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
         checkpoints.save(LearnerStats(policy_version=2), b"2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "latest"]
     assert (tmp_path / "latest").resolve().name == "1"
+
+
+def test_what_was_saved_is_read_again(tmp_path):
+    stats = LearnerStats(updates=3, rows=60, env_steps=90, policy_version=4)
+    Checkpoints(tmp_path).save(
+        stats, b"weights", b"state", mean_return=1.5, buffer_snapshot="snapshot-1"
+    )
+    read = Checkpoint.read(tmp_path / "latest")
+    assert (read.weights, read.state, read.mean_return) == (b"weights", b"state", 1.5)
+    assert (read.path, read.buffer_snapshot) == (tmp_path / "4", "snapshot-1")
+    again = read.stats()
+    assert (again.updates, again.rows, again.env_steps, again.policy_version) == (3, 60, 90, 4)
+
+
+def test_a_better_one_takes_the_place_of_the_best_but_never_of_the_latest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoints = Checkpoints(Path("checkpoints"))
+
+    def kept():
+        return sorted(path.name for path in Path("checkpoints").iterdir() if not path.is_symlink())
+
+    for version in (3, 5):
+        checkpoints.save(LearnerStats(policy_version=version), b"w", link="best")
+    assert kept() == ["5"]
+    checkpoints.save(LearnerStats(policy_version=7), b"w", b"state")
+    checkpoints.save(LearnerStats(policy_version=7), b"w", link="best")
+    assert kept() == ["7"]
+    assert Checkpoint.read(Path("checkpoints/best")).state == b"state"
+    checkpoints.save(LearnerStats(policy_version=9), b"w", link="best")
+    assert kept() == ["7", "9"]
+
+
+def damage(path):
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: damage(folder / "weights.safetensors"), "its checksum does not match"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "the manifest is damaged"),
+        (lambda folder: (folder / "weights.safetensors").unlink(), "no checkpoint"),
+        (
+            lambda folder: (folder / "manifest.json").write_text('{"format": 99}'),
+            "of format 99, which a newer version wrote",
+        ),
+    ],
+)
+def test_a_damaged_one_is_refused(tmp_path, spoil, said):
+    Checkpoints(tmp_path).save(LearnerStats(policy_version=4), b"weights")
+    spoil(tmp_path / "4")
+    with pytest.raises(ConfigError, match=said):
+        Checkpoint.read(tmp_path / "latest")

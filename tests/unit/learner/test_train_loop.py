@@ -190,6 +190,7 @@ def test_measures_its_stages():
         "sample_wait": 3,
         "update": 3,
         "publish": 3,
+        "staleness": 3,
     }
 
 

@@ -250,7 +250,7 @@ async def test_many_producers_each_get_their_own_answer() -> None:
     assert stats.requests == 64 * 20
     assert stats.batches < stats.requests / 4
     assert sum(len(ids) for ids, _ in runner.batches) == stats.requests
-    assert stats.queue.count == stats.batch_wait.count == stats.requests
+    assert stats.latency["queue"].count == stats.latency["batch_wait"].count == stats.requests
     await batcher.close()
 
 

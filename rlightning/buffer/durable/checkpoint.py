@@ -1,0 +1,280 @@
+"""A state on disk: a folder that is there whole or not at all.
+
+`data` holds the rows of the frozen arrays, one array after the other. `manifest` says what it is:
+
+    magic 4s | format u32 | crc32 u32 | length u64, then the encoded value
+
+with a checksum for every chunk of `data`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+import struct
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlightning.buffer.durable.files import CorruptError, sync, sync_folder, write_at
+from rlightning.buffer.durable.state import frozen_in
+from rlightning.buffer.utils.frozen import Frozen, FrozenBlobs
+from rlightning.buffer.utils.layout import Array
+from rlightning.errors import CodecError, ConfigError
+from rlightning.utils.failpoints import failpoint
+from rlightning.wire import Limits, decode_value, encode_value
+
+FORMAT = 1
+"""Version of the format of checkpoints."""
+
+_HEAD = struct.Struct("<4sIIQ")
+_MAGIC = b"RLSN"
+_DATA = "data"
+_MANIFEST = "manifest"
+_ARRAY = "$array"
+_LIMITS = Limits(max_bytes=2**31 - 1, max_leaves=10_000_000)
+# So much may lie in memory for the checkpoint, because others overwrite it; beyond, they wait for
+# the disk.
+_MOST_KEPT_BYTES = 128 * 2**20
+_SYNC_BYTES = 8 * 2**20
+# For every second that the disk takes for a checkpoint, so many are left to others.
+_REST = 0.5
+_READERS = 4
+
+
+async def write_checkpoint(
+    folder: Path,
+    state: Mapping[str, Any],
+    *,
+    notes: Mapping[str, str],
+    before_rename: Callable[[], Awaitable[None]],
+) -> int:
+    """Writes a state into a folder that does not exist yet, while others write on.
+
+    The event loop copies a chunk at a time; a thread writes it.
+
+    Args:
+        folder: The folder. Until everything is on the disk, it has another name.
+        state: Nested values; arrays that are large come as `Frozen`, which are released.
+        notes: Text of small files beside it, by name.
+        before_rename: Awaited before the folder gets its name.
+
+    Returns:
+        What it takes on the disk, in bytes.
+
+    Raises:
+        OSError: The disk is full or broken; nothing is left.
+        SyncError: The disk did not confirm what was written.
+    """
+    temporary = folder.parent / f".{folder.name}.tmp"
+    arrays = list(frozen_in(state))
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        checksums = await _write_data(temporary / _DATA, arrays)
+        failpoint("checkpoint.data_written")
+        nbytes = await asyncio.to_thread(_finish, temporary, state, arrays, checksums, notes)
+        await before_rename()
+        failpoint("checkpoint.before_rename")
+        await asyncio.to_thread(_publish, temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    finally:
+        for frozen in arrays:
+            frozen.release()
+    failpoint("checkpoint.renamed")
+    return nbytes
+
+
+async def _write_data(path: Path, arrays: list[Frozen | FrozenBlobs]) -> list[Array]:
+    checksums = [np.zeros(frozen.chunk_count, np.uint32) for frozen in arrays]
+    offset = unsynced = 0
+    with path.open("wb", buffering=0) as file:
+        fd = file.fileno()
+        if size := sum(frozen.nbytes for frozen in arrays):
+            # A file that has its size already holds up nobody else's writes while it is synced.
+            await asyncio.to_thread(os.posix_fallocate, fd, 0, size)
+        for frozen, mine in zip(arrays, checksums, strict=True):
+            for number, chunk in frozen.chunks():
+                at = offset + number * frozen.chunk_bytes
+                mine[number] = await asyncio.to_thread(_write_chunk, fd, chunk, at)
+                unsynced += chunk.nbytes
+                if unsynced >= _SYNC_BYTES:  # little by little, for the sake of others' syncs
+                    unsynced, begun = 0, time.monotonic()
+                    await asyncio.to_thread(sync, fd)
+                    await asyncio.sleep(_REST * (time.monotonic() - begun))
+                if sum(other.kept_bytes for other in arrays) > _MOST_KEPT_BYTES:
+                    _write_kept(fd, arrays, checksums)
+            offset += frozen.nbytes
+    return checksums
+
+
+def _write_kept(fd: int, arrays: list[Frozen | FrozenBlobs], checksums: list[Array]) -> None:
+    offset = 0
+    for frozen, mine in zip(arrays, checksums, strict=True):
+        for number, chunk in frozen.kept():
+            mine[number] = _write_chunk(fd, chunk, offset + number * frozen.chunk_bytes)
+        offset += frozen.nbytes
+
+
+def _write_chunk(fd: int, chunk: Array, offset: int) -> int:
+    view = _bytes_of(chunk)
+    write_at(fd, [view], offset)
+    return zlib.crc32(view)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    """Returns a view over a C-contiguous array as bytes."""
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def _finish(
+    temporary: Path,
+    state: Mapping[str, Any],
+    arrays: list[Frozen | FrozenBlobs],
+    checksums: list[Array],
+    notes: Mapping[str, str],
+) -> int:
+    numbers = {id(frozen): number for number, frozen in enumerate(arrays)}
+    value = {
+        "state": _numbered(state, numbers),
+        "arrays": [
+            {
+                "dtype": frozen.dtype.str,
+                "shape": list(frozen.shape),
+                "chunk_bytes": frozen.chunk_bytes,
+                "crc32": mine,
+            }
+            for frozen, mine in zip(arrays, checksums, strict=True)
+        ],
+    }
+    data = encode_value(value, _LIMITS)
+    head = _HEAD.pack(_MAGIC, FORMAT, zlib.crc32(data), len(data))
+    files = {_MANIFEST: [head, data], **{name: [text.encode()] for name, text in notes.items()}}
+    for name, parts in files.items():
+        with (temporary / name).open("wb", buffering=0) as file:
+            write_at(file.fileno(), parts, 0)
+            sync(file.fileno())
+    with (temporary / _DATA).open("rb") as file:
+        nbytes = os.fstat(file.fileno()).st_size
+        sync(file.fileno())
+    sync_folder(temporary)
+    return nbytes + len(head) + len(data)
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    os.replace(temporary, folder)
+    sync_folder(folder.parent)
+
+
+def _numbered(value: Any, numbers: Mapping[int, int]) -> Any:
+    if isinstance(value, (Frozen, FrozenBlobs)):
+        return {_ARRAY: numbers[id(value)]}
+    if isinstance(value, dict):
+        return {key: _numbered(part, numbers) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_numbered(part, numbers) for part in value]
+    return value
+
+
+class _StoredArray:
+    """Rows of a column in `data`; see `state.Stored`."""
+
+    def __init__(self, path: Path, offset: int, described: Mapping[str, Any]) -> None:
+        self._path = path
+        self._offset = offset
+        self._dtype = np.dtype(described["dtype"])
+        self._shape: tuple[int, ...] = tuple(described["shape"])
+        self._chunk_bytes = described["chunk_bytes"]
+        self._crcs = described["crc32"].tolist()
+
+    @property
+    def rows(self) -> int:
+        return self._shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        nbytes: int = math.prod(self._shape) * self._dtype.itemsize
+        return nbytes
+
+    def read_into(self, array: Array) -> None:
+        if array.dtype != self._dtype or array.shape[1:] != self._shape[1:]:
+            raise CorruptError(f"{self._path}: a column of another kind")
+        if not self.nbytes:
+            return
+        try:
+            self._read(_bytes_of(array[: self.rows]))
+        except OSError as error:
+            raise CorruptError(f"{self._path}: {error}") from error
+
+    def _read(self, view: memoryview) -> None:
+        with self._path.open("rb", buffering=0) as file, ThreadPoolExecutor(_READERS) as pool:
+            read = partial(self._read_chunk, file.fileno(), view)
+            for _ in pool.map(read, range(len(self._crcs))):
+                pass
+
+    def _read_chunk(self, fd: int, view: memoryview, number: int) -> None:
+        start = number * self._chunk_bytes
+        part, done = view[start : start + self._chunk_bytes], 0
+        while done < len(part):
+            count = os.preadv(fd, [part[done:]], self._offset + start + done)
+            if not count:
+                raise CorruptError(f"{self._path}: ends early")
+            done += count
+        if zlib.crc32(part) != self._crcs[number]:
+            raise CorruptError(f"{self._path}: offset {self._offset + start}: damaged")
+
+
+def read_checkpoint(folder: Path) -> dict[str, Any]:
+    """Returns the state in a folder; its large arrays as `Stored`, which are read later.
+
+    Raises:
+        CorruptError: It is damaged.
+        ConfigError: Its format is newer than what this version reads.
+    """
+    path = folder / _MANIFEST
+    try:
+        whole = path.read_bytes()
+    except OSError as error:
+        raise CorruptError(f"{path}: {error}") from error
+    if len(whole) < _HEAD.size:
+        raise CorruptError(f"{path}: ends early")
+    magic, version, crc, length = _HEAD.unpack_from(whole)
+    if magic == _MAGIC and version > FORMAT:
+        raise ConfigError(
+            f"{folder}: format {version} is newer than {FORMAT}, the newest known here"
+        )
+    data = memoryview(whole)[_HEAD.size :]
+    if magic != _MAGIC or len(data) != length or zlib.crc32(data) != crc:
+        raise CorruptError(f"{path}: damaged")
+    try:
+        value = decode_value(bytes(data), _LIMITS)
+    except CodecError as error:
+        raise CorruptError(f"{path}: {error}") from error
+    arrays, offset = [], 0
+    for described in value["arrays"]:
+        stored = _StoredArray(folder / _DATA, offset, described)
+        arrays.append(stored)
+        offset += stored.nbytes
+    state: dict[str, Any] = _resolved(value["state"], arrays)
+    return state
+
+
+def _resolved(value: Any, arrays: list[_StoredArray]) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_ARRAY}:
+            return arrays[value[_ARRAY]]
+        return {key: _resolved(part, arrays) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_resolved(part, arrays) for part in value]
+    return value

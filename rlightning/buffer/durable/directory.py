@@ -1,0 +1,115 @@
+"""The data directory of a buffer server: its format, who uses it, and which checkpoints it has."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from rlightning.buffer.durable.files import sync_folder
+from rlightning.errors import ConfigError
+
+FORMAT = 1
+"""Version of the layout of the directory; what is older is read too."""
+
+POSITION = "position"
+"""File of a checkpoint that says where the journal goes on after it."""
+
+_PREFIX = "checkpoint-"
+_TITLE = "rlightning buffer, format "
+
+
+class DataDirectory:
+    """A data directory, locked for this process.
+
+    Args:
+        path: Where it is; made if need be.
+
+    Attributes:
+        path: Where it is.
+        journal: Folder of the journal.
+        checkpoints: Folder of the checkpoints.
+
+    Raises:
+        ConfigError: Another process uses it, it holds something else, or its format is newer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal = path / "journal"
+        self.checkpoints = path / "checkpoints"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ConfigError(f"buffer.data_dir: {path}: {error.strerror}") from error
+        try:
+            self._prepare()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _prepare(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"buffer.data_dir: {self.path} is used by another process") from None
+        title = self.path / "FORMAT"
+        if title.exists():
+            self._check_format(title.read_text())
+        elif self.journal.exists() or self.checkpoints.exists():
+            raise ConfigError(f"buffer.data_dir: {self.path} has no file FORMAT, but other files")
+        else:
+            temporary = self.path / "FORMAT.tmp"
+            temporary.write_text(f"{_TITLE}{FORMAT}\n")
+            os.replace(temporary, title)
+        self.journal.mkdir(exist_ok=True)
+        self.checkpoints.mkdir(exist_ok=True)
+        for left in self.checkpoints.glob(".*.tmp"):
+            shutil.rmtree(left)
+        sync_folder(self.path)
+
+    def _check_format(self, text: str) -> None:
+        number = text.strip().removeprefix(_TITLE)
+        if not text.startswith(_TITLE) or not number.isdigit():
+            raise ConfigError(
+                f"buffer.data_dir: {self.path}/FORMAT is not of a buffer: {text!r:.60}"
+            )
+        if int(number) > FORMAT:
+            raise ConfigError(
+                f"buffer.data_dir: {self.path} has format {number}, which is newer than {FORMAT}, "
+                "the newest known here"
+            )
+
+    def names(self) -> list[str]:
+        """Returns the names of the checkpoints, the newest first."""
+        return sorted((p.name for p in self.checkpoints.glob(_PREFIX + "*")), reverse=True)
+
+    def next_name(self) -> str:
+        """Returns the name of the next checkpoint."""
+        numbers = [int(n.removeprefix(_PREFIX)) for n in self.names() if n[-1:].isdigit()]
+        return f"{_PREFIX}{max(numbers, default=0) + 1:08d}"
+
+    def prune(self, keep: int) -> int:
+        """Removes all but the newest checkpoints.
+
+        Returns:
+            The position from which on the others need the journal. It is 0 while there are fewer
+            than shall be kept: the beginning of the journal stands for the one before the first.
+        """
+        names = self.names()
+        for name in names[keep:]:
+            gone = self.checkpoints / f".{name}.tmp"  # so that half of it is never taken for it
+            os.replace(self.checkpoints / name, gone)
+            shutil.rmtree(gone)
+        if len(names) < keep:
+            return 0
+        try:
+            return int((self.checkpoints / names[keep - 1] / POSITION).read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def close(self) -> None:
+        """Lets others use it."""
+        os.close(self._lock)

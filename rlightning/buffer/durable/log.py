@@ -1,0 +1,142 @@
+"""The journal in an event loop: records of many writers are written together, off the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from rlightning.buffer.durable.files import SyncError
+from rlightning.buffer.durable.journal import Entry, Journal
+from rlightning.errors import ResourceExhaustedError
+from rlightning.rpc.status import DISK_FULL
+
+logger = logging.getLogger(__name__)
+
+_MOST_PENDING_BYTES = 64 * 2**20
+_RETRY_S = 0.25
+
+
+class Log:
+    """Appends records to a journal in order; whoever acks something awaits `settled` first.
+
+    While one batch is written, what comes is gathered for the next. When the disk is full or
+    broken, nothing settles, and writing is tried again until it works.
+
+    Args:
+        journal: The journal.
+        on_full: Called with True when writing does not work, and with False when it does again.
+        on_lost: Called when the disk did not confirm what was written: the process has to end.
+
+    Attributes:
+        end: Position after the last record appended.
+        failure: Why nothing can be written now; None while it can.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        on_full: Callable[[bool], None],
+        on_lost: Callable[[Exception], None],
+    ) -> None:
+        self.end = journal.end
+        self.failure: OSError | None = None
+        self._journal = journal
+        self._on_full = on_full
+        self._on_lost = on_lost
+        self._settled = journal.end
+        self._pending: deque[Entry] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._writing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that are not written yet."""
+        return self.end - self._settled
+
+    @property
+    def behind(self) -> bool:
+        """Whether so much waits to be written that nothing more should come."""
+        return self.pending_bytes > _MOST_PENDING_BYTES
+
+    def append(self, kind: int, parts: tuple[bytes, ...]) -> None:
+        """Appends a record; it is written soon."""
+        entry = Entry(self.end, kind, parts)
+        self._pending.append(entry)
+        self.end = entry.end
+        if self._writing is None and not self._closed:
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    def check(self) -> None:
+        """Checks that more can be written.
+
+        Raises:
+            ResourceExhaustedError: The disk is full or broken; reason `DISK_FULL`.
+        """
+        if self.failure is not None:
+            raise ResourceExhaustedError(
+                f"the journal cannot be written: {self.failure}; nothing is stored until it can",
+                reason=DISK_FULL,
+            )
+
+    async def settled(self) -> None:
+        """Returns once everything appended so far is written as safely as the mode promises."""
+        if self._settled < self.end:
+            future = asyncio.get_running_loop().create_future()
+            self._waiters.append((self.end, future))
+            await future
+
+    async def run(self, work: Callable[[Journal], None]) -> None:
+        """Does something with the journal between two batches, in the thread that writes."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, work, self._journal)
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._pending:
+                batch = tuple(self._pending)
+                try:
+                    await loop.run_in_executor(self._thread, self._journal.write, batch)
+                except OSError as error:
+                    self._set_failure(error)
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                self._set_failure(None)
+                for _ in batch:
+                    self._pending.popleft()
+                self._settled = batch[-1].end
+                while self._waiters and self._waiters[0][0] <= self._settled:
+                    _, future = self._waiters.popleft()
+                    if not future.done():
+                        future.set_result(None)
+        except SyncError as error:
+            logger.critical("%s; what was written is not known, so this process ends", error)
+            self._on_lost(error)
+        finally:
+            self._writing = None
+
+    def _set_failure(self, error: OSError | None) -> None:
+        if (error is None) != (self.failure is None):
+            if error is not None:
+                logger.error("the journal cannot be written, nothing is acked: %s", error)
+            else:
+                logger.warning("the journal can be written again")
+            self._on_full(error is not None)
+        self.failure = error
+
+    async def close(self) -> None:
+        """Writes what is left, if that works, and closes the journal."""
+        self._closed = True
+        if self._writing is not None and self.failure is None:
+            await asyncio.wait({self._writing})
+        elif self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait({self._writing})
+        self._thread.shutdown(wait=True)
+        self._journal.close()

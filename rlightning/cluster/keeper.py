@@ -1,0 +1,84 @@
+"""Decides which weights of a training run are kept as checkpoints."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rlightning.cluster.backend import Backend
+from rlightning.cluster.monitor import Monitor
+from rlightning.cluster.runs import Run
+from rlightning.errors import RLightningError
+from rlightning.learner.checkpoints import Checkpoints
+from rlightning.learner.loop import Algorithm, LearnerStats
+from rlightning.utils.config import MainConfig
+
+# Writing each of many small improvements would hold the learner up.
+_BEST_EVERY_S = 1.0
+
+
+class Keeper:
+    """Keeps the latest checkpoint, to go on from, and the weights of the best mean return.
+
+    The mean is that of the last `train.target_episodes` episodes, so it belongs to the versions
+    that acted in them; the weights are the newest ones at that moment.
+
+    Args:
+        config: Config of the run.
+        run: Its folder.
+        backend: Whose buffer writes snapshots.
+        monitor: Knows the mean return.
+        algorithm: What learns.
+    """
+
+    def __init__(
+        self,
+        config: MainConfig,
+        run: Run,
+        backend: Backend,
+        monitor: Monitor,
+        algorithm: Algorithm,
+    ) -> None:
+        save_dir = config.train.save_dir
+        self._checkpoints = Checkpoints(run.checkpoints if save_dir is None else Path(save_dir))
+        self._replays = config.buffer.type == "ReplayBuffer"
+        self._backend = backend
+        self._monitor = monitor
+        self._algorithm = algorithm
+        self._best: float | None = None
+        self._next_best = 0.0
+
+    def published(self, stats: LearnerStats, weights: bytes) -> None:
+        """Keeps weights that were published if the mean return is the best so far."""
+        mean = self._monitor.mean_return
+        better = mean is not None and (self._best is None or mean > self._best)
+        if better and time.monotonic() >= self._next_best:
+            self._keep_best(stats, weights, mean)
+
+    def save(self, stats: LearnerStats, weights: bytes) -> None:
+        """Writes a checkpoint to go on from."""
+        from rlightning.learner.state_file import dump_state  # not before now: it loads torch
+
+        mean = self._monitor.mean_return
+        self._checkpoints.save(
+            stats,
+            weights,
+            dump_state(self._algorithm.state()),
+            mean_return=mean,
+            buffer_snapshot=self._snapshot(),
+        )
+        if mean is not None and (self._best is None or mean > self._best):
+            self._keep_best(stats, weights, mean)
+
+    def _keep_best(self, stats: LearnerStats, weights: bytes, mean: float | None) -> None:
+        self._checkpoints.save(stats, weights, link="best", mean_return=mean)
+        self._best = mean
+        self._next_best = time.monotonic() + _BEST_EVERY_S
+
+    def _snapshot(self) -> str | None:
+        if not self._replays:
+            return None
+        try:
+            return self._backend.snapshot()
+        except RLightningError:  # a learner that saves in its end must save all the same
+            return None

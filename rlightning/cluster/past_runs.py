@@ -1,0 +1,69 @@
+"""Runs that were: finds their folders, configs and checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlightning.cluster.runs import run_name
+from rlightning.errors import ConfigError
+from rlightning.learner.checkpoints import Checkpoint
+from rlightning.utils.config import MainConfig, load_config
+
+LATEST = "latest"
+
+
+def find_run(name: str, config: MainConfig | None = None) -> Path:
+    """Returns the folder of a run.
+
+    Args:
+        name: A folder such as `runs/cartpole/3`; or `latest`, which is the last run of the config's
+            name, without a config the last of all runs in `runs/`.
+        config: Config whose runs are meant.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
+    if name != LATEST:
+        folder = Path(name)
+    elif config is not None:
+        folder = Path(config.log.log_dir) / run_name(config) / LATEST
+    else:
+        links = list(Path(MainConfig().log.log_dir).glob(f"*/{LATEST}"))
+        if not links:
+            raise ConfigError("there is no run in 'runs'; name the folder of one")
+        folder = max(links, key=lambda link: (link / "config.yaml").stat().st_mtime)
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{folder} is no folder of a run: there is no config.yaml")
+    return folder.resolve()
+
+
+def config_of(run: Path) -> MainConfig:
+    """Returns the effective config of a run, for services of its own.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    config = load_config(run / "config.yaml", environ={})
+    # Where the services of that run listened is theirs, not part of what it was.
+    for service in (config.services.env, config.services.policy, config.services.buffer):
+        if service.address is None:
+            service.listen = type(service)().listen
+    return config
+
+
+def read_checkpoint(run: Path, link: str, config: MainConfig) -> Checkpoint:
+    """Reads a checkpoint of a run.
+
+    Args:
+        run: Folder of the run.
+        link: `latest`, or `best`, for which `latest` stands in where none was kept.
+        config: Of the run.
+
+    Raises:
+        ConfigError: There is none, or it is damaged.
+    """
+    save_dir = config.train.save_dir
+    folder = run / "checkpoints" if save_dir is None else Path(save_dir)
+    if link == "best" and not (folder / link).exists():
+        link = LATEST
+    return Checkpoint.read(folder / link)

@@ -1,0 +1,302 @@
+"""Envs of any interface in worker processes, which can be told to make another env."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector.utils import CloudpickleWrapper
+
+from rlightning.errors import EnvError
+
+EnvFn = Callable[[], Any]
+Id = int | Sequence[int] | npt.NDArray[np.integer[Any]] | None
+
+# Methods of a robot simulator's env that are called by name, with whatever arguments.
+_METHODS = (
+    "step",
+    "reset",
+    "render",
+    "seed",
+    "check_success",
+    "get_segmentation_of_interest",
+    "get_sim_state",
+    "set_init_state",
+)
+_CLOSE_S = 5.0
+
+
+class ReconfigureSubprocEnvWorker:
+    """One env in a process of its own.
+
+    `send` and `recv` are the two halves of each call, so that several workers step at once.
+
+    Args:
+        env_fn: Makes the env, in the process.
+
+    Raises:
+        EnvError: The env could not be made.
+    """
+
+    def __init__(self, env_fn: EnvFn) -> None:
+        # Spawned: a fork of a process with threads, or with a simulator loaded, may stand still.
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_work, args=(theirs, CloudpickleWrapper(env_fn)), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def send(self, command: str, *args: Any, **kwargs: Any) -> None:
+        """Begins a call.
+
+        Args:
+            command: A method of the env, `getattr`, `setattr` or `reconfigure`.
+            *args: For it.
+            **kwargs: For it.
+
+        Raises:
+            EnvError: The process has ended.
+        """
+        try:
+            self._pipe.send((command, args, kwargs))
+        except OSError as error:
+            raise EnvError(f"the process of an env has ended: {error}") from error
+
+    def recv(self) -> Any:
+        """Waits for the outcome of the call.
+
+        Raises:
+            EnvError: The env raised, or the process has ended.
+        """
+        try:
+            failed, outcome = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            self._process.join(_CLOSE_S)
+            code = self._process.exitcode
+            raise EnvError(f"the process of an env has ended with code {code}") from error
+        if failed:
+            raise EnvError(outcome)
+        return outcome
+
+    def call(self, command: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls and waits; see `send` and `recv`."""
+        self.send(command, *args, **kwargs)
+        return self.recv()
+
+    def get_env_attr(self, key: str) -> Any:
+        """Returns an attribute of the env."""
+        return self.call("getattr", key)
+
+    def set_env_attr(self, key: str, value: Any) -> None:
+        """Sets an attribute of the env."""
+        self.call("setattr", key, value)
+
+    def reconfigure_env_fn(self, env_fn: EnvFn) -> None:
+        """Closes the env and makes another one in the same process."""
+        self.call("reconfigure", CloudpickleWrapper(env_fn))
+
+    def close(self) -> None:
+        """Closes the env and ends the process."""
+        with contextlib.suppress(OSError):  # it may have ended before
+            self._pipe.send(("close", (), {}))
+        self._process.join(_CLOSE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
+
+
+class ReconfigureSubprocEnv:
+    """Several envs, each in a process of its own, stepped at once.
+
+    The envs may have any interface; what they return is handed on: one entry per env, as an array
+    where the entries are arrays of one shape, else as an array of objects.
+
+    Args:
+        env_fns: Makes each env, in its process.
+
+    Raises:
+        EnvError: An env could not be made.
+    """
+
+    def __init__(self, env_fns: Sequence[EnvFn]) -> None:
+        self.workers: list[ReconfigureSubprocEnvWorker] = []
+        try:
+            self.workers += [ReconfigureSubprocEnvWorker(env_fn) for env_fn in env_fns]
+            for worker in self.workers:
+                worker.recv()
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def reset(self, id: Id = None, **kwargs: Any) -> Any:
+        """Resets some envs.
+
+        Args:
+            id: Which; None: all.
+            **kwargs: For the reset of each.
+        """
+        return _together(self._each("reset", id, **kwargs))
+
+    def step(self, action: Sequence[Any] | npt.NDArray[Any], id: Id = None) -> tuple[Any, ...]:
+        """Steps some envs.
+
+        Args:
+            action: One for each of them.
+            id: Which; None: all.
+
+        Returns:
+            What their steps return, value by value: one array for each.
+        """
+        chosen = self._chosen(id)
+        if len(action) != len(chosen):
+            raise ValueError(f"action: expected {len(chosen)}, one for each env, got {len(action)}")
+        for i, one in zip(chosen, action, strict=True):
+            self.workers[i].send("step", one)
+        outcomes = [self.workers[i].recv() for i in chosen]
+        return tuple(map(_together, map(list, zip(*outcomes, strict=True))))
+
+    def seed(self, seed: int | Sequence[int | None] | None = None) -> list[Any]:
+        """Seeds every env; one number is that of the first, those after it follow on."""
+        if seed is None or isinstance(seed, int):
+            seeds = [None if seed is None else seed + i for i in range(len(self))]
+        else:
+            seeds = list(seed)
+        return [worker.call("seed", one) for worker, one in zip(self.workers, seeds, strict=True)]
+
+    def set_init_state(self, init_state: Sequence[Any], id: Id = None) -> Any:
+        """Puts some envs into given states; returns their observations."""
+        chosen = self._chosen(id)
+        for i, state in zip(chosen, init_state, strict=True):
+            self.workers[i].send("set_init_state", state)
+        return _together([self.workers[i].recv() for i in chosen])
+
+    def check_success(self, id: Id = None) -> list[bool]:
+        """Returns whether the task of each is done."""
+        return [bool(done) for done in self._each("check_success", id)]
+
+    def get_sim_state(self, id: Id = None) -> list[Any]:
+        """Returns the state of each simulator."""
+        return self._each("get_sim_state", id)
+
+    def get_segmentation_of_interest(self, segmentation_images: Sequence[Any]) -> list[Any]:
+        """Returns the segmentation of the objects of interest in one image of each env."""
+        pairs = zip(self.workers, segmentation_images, strict=True)
+        return [worker.call("get_segmentation_of_interest", image) for worker, image in pairs]
+
+    def render(self, id: Id = None, **kwargs: Any) -> list[Any]:
+        """Renders some envs."""
+        return self._each("render", id, **kwargs)
+
+    def get_env_attr(self, key: str, id: Id = None) -> list[Any]:
+        """Returns an attribute of some envs."""
+        return self._each("getattr", id, key)
+
+    def set_env_attr(self, key: str, value: Any, id: Id = None) -> None:
+        """Sets an attribute of some envs."""
+        self._each("setattr", id, key, value)
+
+    def reconfigure_env_fns(self, env_fns: Sequence[EnvFn], id: Id = None) -> None:
+        """Closes some envs and makes others in their processes, which keep what they have loaded.
+
+        Args:
+            env_fns: Makes the new env of each.
+            id: Which; None: all.
+
+        Raises:
+            EnvError: An env could not be made; that worker has none until it is reconfigured.
+            ValueError: Not as many functions as envs.
+        """
+        chosen = self._chosen(id)
+        if len(env_fns) != len(chosen):
+            raise ValueError(f"env_fns: expected {len(chosen)}, got {len(env_fns)}")
+        for i, env_fn in zip(chosen, env_fns, strict=True):
+            self.workers[i].send("reconfigure", CloudpickleWrapper(env_fn))
+        failures = []
+        for i in chosen:
+            try:
+                self.workers[i].recv()
+            except EnvError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def close(self) -> None:
+        """Closes the envs and ends their processes."""
+        while self.workers:
+            self.workers.pop().close()
+
+    def _chosen(self, id: Id) -> list[int]:
+        if id is None:
+            return list(range(len(self.workers)))
+        return [int(i) for i in np.atleast_1d(id)]
+
+    def _each(self, command: str, id: Id, *args: Any, **kwargs: Any) -> list[Any]:
+        chosen = self._chosen(id)
+        for i in chosen:
+            self.workers[i].send(command, *args, **kwargs)
+        return [self.workers[i].recv() for i in chosen]
+
+
+def _together(items: list[Any]) -> Any:
+    """Returns one array of what several envs gave."""
+    arrays = all(isinstance(item, (np.ndarray, np.generic, bool, int, float)) for item in items)
+    if arrays and len({np.shape(item) for item in items}) == 1:
+        return np.stack([np.asarray(item) for item in items])
+    objects = np.empty(len(items), object)
+    objects[:] = items
+    return objects
+
+
+def _work(pipe: Connection, env_fn: CloudpickleWrapper) -> None:
+    """Serves the commands of a parent until it says close, or has ended."""
+    env: Any = None
+    command, args = "reconfigure", (env_fn,)
+    kwargs: dict[str, Any] = {}
+    while True:
+        try:
+            if command == "reconfigure":
+                if env is not None:
+                    env.close()
+                env, outcome = None, None
+                env = args[0].fn()
+            else:
+                outcome = _obey(env, command, args, kwargs)
+            pipe.send((False, outcome))
+        except KeyboardInterrupt:
+            break
+        except Exception as error:
+            detail = traceback.format_exc(limit=-3)
+            pipe.send((True, f"{type(error).__name__}: {error}\n{detail}"))
+        try:
+            command, args, kwargs = pipe.recv()
+        except (EOFError, OSError, KeyboardInterrupt):
+            break
+        if command == "close":
+            break
+    if env is not None:
+        env.close()
+    pipe.close()
+
+
+def _obey(env: Any, command: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if env is None:
+        raise EnvError("there is no env: the last one could not be made")
+    if command == "getattr":
+        return getattr(env, args[0])
+    if command == "setattr":
+        return setattr(env, *args)
+    if command not in _METHODS:
+        raise EnvError(f"there is no command '{command}'")
+    return getattr(env, command)(*args, **kwargs)

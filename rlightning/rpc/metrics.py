@@ -1,0 +1,208 @@
+"""Metrics of a process, served over HTTP for Prometheus: read when asked for, not before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlightning.errors import ConfigError
+from rlightning.latency import LatencyStats, SlidingHistogram
+from rlightning.latency.histogram import EDGES_S, Counts
+from rlightning.rpc.auth import is_loopback
+from rlightning.rpc.stream import Session
+from rlightning.utils.config.rpc import check_address
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "rlightning_"
+"""What the name of every metric of ours begins with."""
+
+_COLLECT_TIMEOUT_S = 5.0
+_LAG_EVERY_S = 0.25
+# The whole of an answer, which the actor and its client both measure.
+_TOTAL, _TWICE = "round_trip", "act"
+
+Classic = tuple[Sequence[int], int, float]
+
+
+class Metrics:
+    """Takes the metrics of one scrape; names and labels are those of `docs/latency.md`.
+
+    Labels must have few values: never the name of a session, an env or a client.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[str, Metric] = {}
+
+    def gauge(self, name: str, text: str, value: float, **labels: str) -> None:
+        """Adds a value that goes up and down."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        family = self._family(GaugeMetricFamily, name, text, labels)
+        family.add_metric(list(labels.values()), value)
+
+    def counter(self, name: str, text: str, value: float, **labels: str) -> None:
+        """Adds a value that only goes up; its name ends with `_total`."""
+        from prometheus_client.core import CounterMetricFamily
+
+        family = self._family(CounterMetricFamily, name, text, labels)
+        family.add_metric(list(labels.values()), value)
+
+    def histogram(
+        self, name: str, text: str, edges: Sequence[float], classic: Classic, **labels: str
+    ) -> None:
+        """Adds a distribution.
+
+        Args:
+            name: Its name.
+            text: What it is.
+            edges: Upper edges of its buckets.
+            classic: How many values are at most each edge, how many there are, and their sum.
+            **labels: Labels.
+        """
+        from prometheus_client.core import HistogramMetricFamily
+
+        cumulative, count, total = classic
+        buckets = [(f"{edge:g}", n) for edge, n in zip(edges, cumulative, strict=True)]
+        family = self._family(HistogramMetricFamily, name, text, labels)
+        family.add_metric(list(labels.values()), [*buckets, ("+Inf", count)], sum_value=total)
+
+    def counts(self, name: str, text: str, counts: Counts) -> None:
+        """Adds how many of which numbers there were."""
+        self.histogram(name, text, counts.edges, counts.classic())
+
+    def stages(self, latency: LatencyStats) -> None:
+        """Adds how long each stage took."""
+        for stage, durations in latency.items():
+            if stage == _TWICE:
+                continue
+            self.histogram(
+                "step_latency_seconds",
+                "How long each stage takes; between two clocks as far as they are known.",
+                EDGES_S,
+                durations.classic(),
+                stage="total" if stage == _TOTAL else stage,
+            )
+
+    def sessions(self, method: str, sessions: Iterable[Session]) -> None:
+        """Adds how many sessions of a method there are: connected, or away."""
+        states = Counter({"connected": 0, "away": 0})
+        states.update("connected" if one.connected else "away" for one in sessions)
+        for state, count in states.items():
+            self.gauge(
+                *("sessions", "Sessions by whether their client is there.", count),
+                method=method,
+                state=state,
+            )
+
+    def clocks(self, clocks: Mapping[str, Mapping[str, Any]]) -> None:
+        """Adds what is known of other clocks: `ClockOffset.summary` by peer."""
+        for peer, summary in clocks.items():
+            for key, name, text in (
+                ("offset_s", "clock_offset_seconds", "A peer's monotonic clock minus this one."),
+                ("uncertainty_s", "clock_uncertainty_seconds", "How far that may be off."),
+            ):
+                if key in summary:
+                    self.gauge(name, text, summary[key], peer=peer)
+
+    def families(self) -> list[Metric]:
+        """Returns what was added."""
+        return list(self._families.values())
+
+    def _family(
+        self, kind: Callable[..., Any], name: str, text: str, labels: Mapping[str, str]
+    ) -> Any:
+        family = self._families.get(name)
+        if family is None:
+            family = self._families[name] = kind(PREFIX + name, text, labels=list(labels))
+        return family
+
+
+class MetricsServer:
+    """Serves `/metrics` on a port of its own, from a thread of its own.
+
+    Args:
+        address: `HOST:PORT`; port 0 lets the system choose.
+        collect: Adds the metrics of a scrape.
+        loop: The event loop on which `collect` is called, whose lag is measured, too; None: it is
+            called in the server's thread.
+
+    Raises:
+        ConfigError: prometheus-client is missing, or nobody can listen there.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        collect: Callable[[Metrics], None],
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "metrics need prometheus-client: pip install 'rlightning[serve]'"
+            ) from error
+        self._collect = collect
+        self._loop = loop
+        self._lag = SlidingHistogram()
+        self._timer: asyncio.TimerHandle | None = None
+        registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=registry)
+        registry.register(self)
+        host, _, port = check_address(address).rpartition(":")
+        try:
+            self._server, self._thread = start_http_server(int(port), host.strip("[]"), registry)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"metrics: cannot listen on {address}: {error}") from error
+        self.address = f"{host}:{self._server.server_port}"
+        if not is_loopback(address):
+            logger.warning("%s shows the metrics to anyone who reaches it", self.address)
+        if loop is not None:
+            self._look(loop.time())
+
+    def close(self) -> None:
+        """Stops serving; returns at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def collect(self) -> list[Metric]:
+        """Returns the metrics of now; prometheus-client calls this in its thread."""
+        if self._loop is None:
+            return self._gather()
+        asked = asyncio.run_coroutine_threadsafe(self._gather_soon(), self._loop)
+        return asked.result(_COLLECT_TIMEOUT_S)
+
+    async def _gather_soon(self) -> list[Metric]:
+        return self._gather()
+
+    def _gather(self) -> list[Metric]:
+        begun = time.perf_counter()
+        metrics = Metrics()
+        self._collect(metrics)
+        if self._loop is not None:
+            metrics.histogram(
+                "event_loop_lag_seconds",
+                "How late the event loop is to what is due.",
+                EDGES_S,
+                self._lag.classic(),
+            )
+        taken = time.perf_counter() - begun
+        metrics.gauge("scrape_duration_seconds", "How long gathering these took.", taken)
+        return metrics.families()
+
+    def _look(self, due: float) -> None:
+        assert self._loop is not None
+        now = self._loop.time()
+        self._lag.record(max(0.0, now - due))
+        self._timer = self._loop.call_at(now + _LAG_EVERY_S, self._look, now + _LAG_EVERY_S)

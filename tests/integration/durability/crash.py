@@ -1,0 +1,261 @@
+"""Writers that insert while their server is killed again and again; nothing acked may be lost.
+
+`python -m tests.integration.durability.crash KILLS` does it for longer than a test can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlightning.buffer.remote_buffer import BufferClient, InsertClient, SampleClient
+from rlightning.testing import assert_eventually
+from rlightning.testing.ports import free_address
+from rlightning.testing.processes import ServerProcess
+from rlightning.utils.config import RpcConfig
+from rlightning.utils.failpoints import EXIT_CODE
+from tests.unit.buffer.scripted import ScriptedEnv, answer, check_transitions
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 60.0
+RPC = RpcConfig(heartbeat_s=0.2, lease_s=5.0, resume_window_s=60.0, reconnect_max_ms=100)
+WRITERS = 3
+ROWS = 2
+EVICTING = 400
+"""A capacity that is overwritten about once a second."""
+
+# Every two steps between a message and its ack, and of a checkpoint, with a passage that is reached
+# while they are busy.
+FAILPOINTS = {
+    "insert.journaled": 40,
+    "insert.stored": 40,
+    "journal.before_write": 12,
+    "journal.half_written": 12,
+    "journal.written": 12,
+    "insert.settled": 12,
+    "journal.segment_made": 1,
+    "journal.segment_named": 1,
+    "checkpoint.captured": 1,
+    "checkpoint.data_written": 1,
+    "checkpoint.before_rename": 1,
+    "checkpoint.renamed": 1,
+    "checkpoint.pruned": 1,
+}
+POWER_FAILPOINTS = {"journal.synced": 12}
+
+
+def ends(row: int, episode: int) -> tuple[int, bool]:
+    """Episodes of 3 to 13 steps, every other one terminated."""
+    return 3 + (episode * 7 + row) % 11, episode % 2 == 0
+
+
+@dataclass
+class Writer:
+    """An env that acts for as long as it may, and what the buffer should have of it."""
+
+    client: InsertClient
+    env: ScriptedEnv
+    expected: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    async def act(self, stop: asyncio.Event) -> None:
+        self.expected = [[] for _ in self.env.rows]
+        env_ret = self.env.reset()
+        while not stop.is_set():
+            await self.client.insert(env_ret, answer(env_ret))
+            for row, steps in enumerate(self.expected):
+                steps.append((int(self.env.episode[row]), int(self.env.step_count[row])))
+            env_ret = self.env.step()
+            await asyncio.sleep(0.001)
+        await self.client.insert(env_ret, None)
+        await self.client.flush(PATIENCE_S)
+
+
+class Server:
+    """A buffer server process with a data directory, under one address."""
+
+    def __init__(self, folder: Path, **buffer: Any) -> None:
+        settings = {
+            "type": "ReplayBuffer",
+            "capacity": 10**6,
+            "auto_truncate_episode": True,
+            "durability": "process",
+            "data_dir": str(folder / "data"),
+            "restore": "latest",
+            "checkpoint_interval_s": 0.15,
+            **buffer,
+        }
+        rpc = RPC.model_dump(exclude_defaults=True)
+        file = folder / "buffer.yaml"
+        file.write_text(json.dumps({"buffer": settings, "services": {"buffer": {"rpc": rpc}}}))
+        self.address = free_address()
+        arguments = ["-m", "tests.integration.durability.server", "--config", str(file)]
+        self.process = ServerProcess(
+            [*arguments, "--listen", self.address],
+            folder,
+            environment={"PYTHONPATH": str(ROOT)},
+        )
+
+    def start(self, failpoints: str = "") -> None:
+        self.process.environment["RLIGHTNING_FAILPOINTS"] = failpoints
+        self.process.start()
+
+
+async def crash(
+    folder: Path,
+    *,
+    kills: int,
+    seed: int = 0,
+    failpoints: Mapping[str, int] = FAILPOINTS,
+    plan: Sequence[str] = (),
+    **server: Any,
+) -> Counter[str]:
+    """Kills a server `kills` times while writers write, and checks what is there at the end.
+
+    Args:
+        folder: For its data and its log.
+        kills: How often.
+        seed: Of what is random.
+        failpoints: Where it may die by itself, and a passage that is soon reached there.
+        plan: Where it dies, in this order; "" for a kill at a random moment. Default: half of each.
+        server: Keys of the section `buffer`.
+
+    Returns:
+        How often it died of what.
+    """
+    rng = random.Random(seed)
+    deaths: Counter[str] = Counter()
+    running = Server(folder, **server)
+    running.start()
+    stop = asyncio.Event()
+    if not plan:
+        plan = [*failpoints, *[""] * len(failpoints)]
+        rng.shuffle(plan)
+    try:
+        async with AsyncExitStack() as stack:
+            writers = []
+            for number in range(WRITERS):
+                env = ScriptedEnv(ROWS, ends, f"env-{number}")
+                env.rows = env.rows + number * ROWS  # so that a transition says whose it is
+                client = InsertClient(running.address, spec=env.meta, rpc=RPC)
+                writers.append(Writer(await stack.enter_async_context(client), env))
+            learner = await stack.enter_async_context(
+                SampleClient(running.address, batch_size=16, prefetch=1, rpc=RPC)
+            )
+            asked = await stack.enter_async_context(BufferClient(running.address, rpc=RPC))
+            acting = [asyncio.create_task(writer.act(stop)) for writer in writers]
+            learning = asyncio.create_task(sample(learner))
+            for kill in range(kills):
+                name = plan[kill % len(plan)]
+                if name:
+                    hit = rng.randint(1, failpoints[name])
+                    deaths[name] += await die_at(running, name, hit, acting)
+                else:
+                    await progress(writers, rng.randint(1, 40), acting)
+                    await asyncio.sleep(rng.uniform(0, 0.02))
+                    running.process.kill()
+                    deaths["kill -9"] += 1
+                running.start()
+            await progress(writers, 5, acting)
+            stop.set()
+            await asyncio.gather(*acting)
+            check_alive([learning])
+            learning.cancel()
+            await asked.truncate([writer.env.env_id for writer in writers])
+            check(await asked.get(), writers, server.get("capacity", 10**6))
+            assert not any(writer.client.rebased for writer in writers)
+    finally:
+        if running.process.child.poll() is None:
+            running.process.kill()
+    return deaths
+
+
+async def die_at(server: Server, name: str, hit: int, tasks: Sequence[asyncio.Task[None]]) -> int:
+    """Restarts the server with a failpoint armed, and waits for its end; returns 1 if it came."""
+    server.process.kill()
+    server.start(f"{name}=exit@{hit}")
+    child = server.process.child
+    until = time.monotonic() + (3.0 if "segment" in name else PATIENCE_S)
+    while time.monotonic() < until:
+        if (status := child.poll()) is not None:
+            assert status == EXIT_CODE, server.process.log[-3000:]
+            return 1
+        check_alive(tasks)
+        await asyncio.sleep(0.005)
+    assert "segment" in name, f"{name} was not reached"  # a segment is not made in every life
+    server.process.kill()
+    return 0
+
+
+async def progress(
+    writers: list[Writer], messages: int, tasks: Sequence[asyncio.Task[None]]
+) -> None:
+    """Waits until each writer has so many acks more."""
+    wanted = [writer.client.acked + messages for writer in writers]
+
+    def reached() -> bool:
+        check_alive(tasks)
+        return all(w.client.acked >= n for w, n in zip(writers, wanted, strict=True))
+
+    await assert_eventually(reached, PATIENCE_S)
+
+
+def check_alive(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Raises what ended a task that should go on."""
+    for task in tasks:
+        if task.done():
+            task.result()
+
+
+async def sample(learner: SampleClient) -> None:
+    """Checks that what is sampled meanwhile belongs together."""
+    while True:
+        check_transitions((await learner.next_batch()).columns)
+
+
+def check(columns: dict[str, Any], writers: list[Writer], capacity: int) -> None:
+    """Asserts that everything acked is there once, in order, but for what was overwritten."""
+    count = check_transitions(columns)
+    total = sum(len(steps) for writer in writers for steps in writer.expected)
+    assert count == min(total, capacity), (count, total)
+    for writer in writers:
+        for row, expected in zip(writer.env.rows.tolist(), writer.expected, strict=True):
+            mine = columns["observation"][:, 0] == row
+            pairs = zip(columns["episode_id"][mine], columns["step"][mine], strict=True)
+            found = [(int(episode), int(step)) for episode, step in pairs]
+            # The ring begins anywhere; from there on, they are in the order in which they came.
+            begin = found.index(min(found)) if found else 0
+            assert found[begin:] + found[:begin] == expected[len(expected) - len(found) :], row
+
+
+def main() -> None:
+    """Kills as often as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kills", type=int)
+    kills = parser.parse_args().kills
+    variants: list[dict[str, Any]] = [
+        {},
+        {"capacity": EVICTING},
+        {"durability": "power", "failpoints": {**FAILPOINTS, **POWER_FAILPOINTS}},
+    ]
+    for number, variant in enumerate(variants):
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            count = -(-kills // len(variants))
+            deaths = asyncio.run(crash(Path(folder), kills=count, seed=number, **variant))
+        print(f"{variant}: {sum(deaths.values())} deaths in {time.monotonic() - begun:.0f} s")
+        for name, times in sorted(deaths.items()):
+            print(f"  {times:4d} {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""A buffer server that is killed at any moment loses nothing that it acked, and doubles nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.durability.crash import EVICTING, FAILPOINTS, POWER_FAILPOINTS, crash
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all is kept": {},
+    "the oldest are overwritten": {"capacity": EVICTING},
+    "power": {"durability": "power", "failpoints": {**FAILPOINTS, **POWER_FAILPOINTS}},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_what_was_acked_is_there_once(variant: str, tmp_path: Path) -> None:
+    number = list(VARIANTS).index(variant)
+    deaths = await crash(tmp_path, kills=2, seed=number, **VARIANTS[variant])
+    assert sum(deaths.values()) >= 2
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_what_was_acked_is_there_once_at_every_place(variant: str, tmp_path: Path) -> None:
+    points = VARIANTS[variant].get("failpoints", FAILPOINTS)
+    deaths = await crash(tmp_path, kills=len(points), seed=7, plan=[*points], **VARIANTS[variant])
+    assert sum(deaths.values()) >= len(points)

@@ -1,0 +1,63 @@
+"""Every algorithm learns, through the actor loop, the batcher and the buffer of this process."""
+
+import json
+
+import pytest
+
+from rlightning.cluster.evaluate import evaluate
+from rlightning.cluster.past_runs import find_run
+from rlightning.cluster.train import train
+from rlightning.errors import ConfigError
+from rlightning.utils.config import load_config
+from tests.e2e.command import ROOT
+from tests.integration.learning.configs import ALGORITHMS, make_config
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_algorithm_learns_and_its_best_weights_succeed(algorithm, tmp_path):
+    assert train(make_config(algorithm, tmp_path), in_process=True, quiet=True)
+    run = tmp_path / "reach" / "1"
+    end = json.loads((run / "manifest.json").read_text())["summary"]
+    # The mean of the last episodes, exploration included; at random it is about -4.
+    assert end["mean_return"] >= -1.2
+    assert (run / "checkpoints" / "latest" / "learner.safetensors").exists()
+    evaluation = evaluate(run, episodes=20, seed=3)
+    summary = evaluation.summary()
+    assert len(evaluation.episodes) == 20
+    assert summary["mean_return"] >= -1.5
+    assert summary["success_rate"] >= 0.9  # the env says so itself
+    assert evaluate(run, episodes=20, seed=3) == evaluation
+    assert evaluate(run, episodes=20, seed=4) != evaluation
+
+
+@pytest.mark.parametrize("algorithm", ["policy", "ppo"])
+def test_the_custom_policy_learns_with_its_own_loss_and_with_ppo(algorithm, tmp_path, monkeypatch):
+    example = ROOT / "examples" / "custom_policy"
+    monkeypatch.syspath_prepend(str(example))
+    overrides = [f"learner.algorithm={algorithm}", f"log.log_dir={tmp_path}", "log.backend=none"]
+    config = load_config(example / "config.yaml", [*overrides, "train.target_return=60"])
+    assert train(config, in_process=True, quiet=True)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_a_run_goes_on_from_the_checkpoint_of_another(algorithm, tmp_path):
+    short = {"target_return": None, "max_env_steps": 1200}
+    first = make_config(algorithm, tmp_path, **short)
+    assert train(first, in_process=True, quiet=True)
+    run = find_run("latest", first)
+    before = json.loads((run / "checkpoints" / "latest" / "manifest.json").read_text())
+    longer = make_config(algorithm, tmp_path, **{**short, "max_env_steps": 1600})
+    assert train(longer, in_process=True, quiet=True, resume=run)
+    again = find_run("latest", first)
+    assert (run.name, again.name) == ("1", "2")
+    after = json.loads((again / "checkpoints" / "latest" / "manifest.json").read_text())
+    assert after["policy_version"] > before["policy_version"]
+    assert after["updates"] > before["updates"]
+    assert after["env_steps"] >= 1600
+    manifest = json.loads((again / "manifest.json").read_text())
+    assert manifest["resumed"] == str((run / "checkpoints" / "latest").resolve())
+    # It took only the steps that were left, and those that the envs are ahead of the learner.
+    assert manifest["summary"]["env_steps"] < 1200
+    other = make_config("vtrace" if algorithm == "ppo" else "dqn", tmp_path)
+    with pytest.raises(ConfigError, match=r"learner\.algorithm was"):
+        train(other, in_process=True, quiet=True, resume=run)

@@ -1,0 +1,161 @@
+"""Metrics over HTTP: what is there, when it is read, and what refuses to start."""
+
+import asyncio
+import json
+import urllib.request
+from urllib.error import HTTPError
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rlightning.errors import ConfigError
+from rlightning.latency import LatencyStats
+from rlightning.latency.histogram import EDGES_S, Counts
+from rlightning.rpc.metrics import Metrics, MetricsServer
+from rlightning.testing import wait_until
+from rlightning.utils.config import MainConfig
+from tests.service_processes import Services
+
+
+def fetch(address):
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def families(text):
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def values(family):
+    return {tuple(sorted(s.labels.items())): s.value for s in family.samples}
+
+
+async def test_a_scrape_reads_what_is_there_then_on_the_loop_that_owns_it():
+    state, loops = {"steps": 1}, []
+    latency, rows = LatencyStats(), Counts((1, 2))
+    latency.record("round_trip", 0.0004)
+    latency.record("act", 0.0004)
+    latency.record("uplink", 0.0004, 0.0001)
+    rows.record(2)
+
+    def collect(metrics: Metrics):
+        loops.append(asyncio.get_running_loop())
+        metrics.counter("env_steps_total", "Steps.", state["steps"])
+        metrics.stages(latency)
+        metrics.counts("inference_batch_size", "Rows.", rows)
+        metrics.clocks({"policy": {"offset_s": -2.5, "uncertainty_s": 0.1}, "buffer": {}})
+
+    server = MetricsServer("127.0.0.1:0", collect, loop=asyncio.get_running_loop())
+    try:
+        for steps in (1, 7):
+            state["steps"] = steps
+            found = families(await asyncio.to_thread(fetch, server.address))
+            assert [s.value for s in found["rlightning_env_steps"].samples] == [steps]
+        assert loops == [asyncio.get_running_loop()] * 2
+        buckets = found["rlightning_step_latency_seconds"].samples
+        stages = {sample.labels["stage"] for sample in buckets}
+        assert stages == {"total", "uplink"}
+        edges = {
+            float(s.labels["le"]): s.value
+            for s in buckets
+            if s.name.endswith("_bucket") and s.labels["stage"] == "uplink"
+        }
+        assert list(edges) == [*EDGES_S, float("inf")]
+        assert next(edge for edge, count in edges.items() if count) == 6e-4
+        assert values(found["rlightning_clock_offset_seconds"]) == {(("peer", "policy"),): -2.5}
+        assert "rlightning_event_loop_lag_seconds" in found
+        assert "process_resident_memory_bytes" in found
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+async def test_a_scrape_that_cannot_be_gathered_is_an_error_to_who_asks():
+    def collect(metrics: Metrics):
+        raise RuntimeError("no")
+
+    server = MetricsServer("127.0.0.1:0", collect)
+    try:
+        with pytest.raises(HTTPError, match="500"):
+            await asyncio.to_thread(fetch, server.address)
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it():
+    server = MetricsServer("127.0.0.1:0", lambda metrics: None)
+    try:
+        with pytest.raises(ConfigError, match=server.address):
+            MetricsServer(server.address, lambda metrics: None)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [(9464, "127.0.0.1:9464"), ("9464", "127.0.0.1:9464"), ("[::1]:0", "[::1]:0"), (None, None)],
+)
+def test_a_port_alone_is_one_of_this_machine(given, address):
+    config = MainConfig(services={"policy": {"metrics": given}}, learner={"metrics": given})
+    assert config.services.policy.metrics == config.learner.metrics == address
+
+
+@pytest.mark.parametrize("given", ["here", "127.0.0.1", "unix:/tmp/x", 70000])
+def test_what_is_no_address_is_refused(given):
+    with pytest.raises(ValueError, match="metrics"):
+        MainConfig(services={"policy": {"metrics": given}})
+
+
+CONFIG = """
+env: {name: cart, backend: gymnasium, task: CartPole-v1, num_envs: 4}
+buffer: {type: ReplayBuffer, capacity: 1000}
+policy: {initial_weights: random, device: cpu}
+services:
+  env: {metrics: 0}
+  policy: {metrics: 0}
+  buffer: {metrics: 0}
+"""
+
+SERVICES = {
+    "env": {
+        *("rlightning_env_steps", "rlightning_episodes", "rlightning_groups"),
+        *("rlightning_clock_offset_seconds", "rlightning_clock_uncertainty_seconds"),
+    },
+    "policy": {
+        *("rlightning_inference_batch_size", "rlightning_queue_depth", "rlightning_policy_version"),
+        *("rlightning_requests", "rlightning_expired"),
+    },
+    "buffer": {
+        *("rlightning_buffer_items", "rlightning_buffer_capacity", "rlightning_insert"),
+        *("rlightning_insert_duplicate", "rlightning_queue_depth", "rlightning_buffer_rows"),
+    },
+}
+STAGES = {
+    "env": {"encode", "uplink", "queue", "inference", "downlink", "decode", "total", "insert_ack"},
+    "policy": {"queue", "batch_wait", "inference"},
+    "buffer": {"store"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_every_service_shows_its_metrics_while_it_works(tmp_path):
+    with Services(tmp_path, CONFIG) as services:
+        services.wait_serving(timeout_s=90)
+        for name in services.processes:
+            address = json.loads((tmp_path / name / "announced.json").read_text())["metrics"]
+
+            def shown(address=address, name=name):
+                found = families(fetch(address))
+                latency = found.get("rlightning_step_latency_seconds")
+                if latency is None:
+                    return False
+                counted = {s.labels["stage"] for s in latency.samples if s.value > 0}
+                return SERVICES[name] <= found.keys() and STAGES[name] <= counted
+
+            wait_until(shown, 30, f"{name} does not show its metrics")
+            text = fetch(address)
+            assert text.count("\n") < 1500
+            assert "cart" not in text  # no names of envs or clients: their number has no bound
+            sessions = families(text)["rlightning_sessions"].samples
+            assert {s.labels["state"] for s in sessions} == {"connected", "away"}
+            assert not {label for s in sessions for label in s.labels} - {"method", "state"}

@@ -1,0 +1,100 @@
+"""Envs in processes that can be told to make another one."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import numpy as np
+import pytest
+
+from rlightning.env.utils.venv import ReconfigureSubprocEnv
+from rlightning.errors import EnvError
+
+pytestmark = pytest.mark.slow
+
+
+class Arm:
+    """An env of gym's older interface, as robot simulators have it."""
+
+    def __init__(self, task):
+        if task < 0:
+            raise OSError("no such task")
+        self.task = task
+        self.state = 0
+
+    def seed(self, seed):
+        self.state = seed
+
+    def reset(self):
+        return {"state": np.array([self.task, self.state])}
+
+    def step(self, action):
+        if action > 100:
+            os._exit(3)
+        if action > 10:
+            raise RuntimeError("too far")
+        self.state += int(action)
+        return (
+            {"state": np.array([self.task, self.state])},
+            0.5,
+            self.state > 5,
+            {"pid": os.getpid()},
+        )
+
+    def set_init_state(self, state):
+        self.state = state
+        return self.reset()
+
+    def check_success(self):
+        return self.state > 5
+
+    def get_sim_state(self):
+        return np.array([self.state])
+
+    def close(self):
+        pass
+
+
+def test_envs_step_in_processes_and_make_others():
+    venv = ReconfigureSubprocEnv([partial(Arm, 1), partial(Arm, 2)])
+    try:
+        venv.seed(3)
+        assert [one["state"].tolist() for one in venv.reset()] == [[1, 3], [2, 4]]
+        observation, reward, done, info = venv.step(np.array([1, 2]))
+        assert [one["state"].tolist() for one in observation] == [[1, 4], [2, 6]]
+        assert (reward.tolist(), done.tolist()) == ([0.5, 0.5], [False, True])
+        processes = [one["pid"] for one in info]
+        assert len({os.getpid(), *processes}) == 3
+        venv.step([1], id=1)
+        assert [one.tolist() for one in venv.get_sim_state()] == [[4], [7]]
+        assert venv.check_success() == [False, True]
+        assert venv.set_init_state([9], id=[0])[0]["state"].tolist() == [1, 9]
+        venv.set_env_attr("state", 0)
+        assert venv.get_env_attr("state") == [0, 0]
+
+        venv.reconfigure_env_fns([partial(Arm, 7)], id=[1])
+        assert [one["state"].tolist() for one in venv.reset()] == [[1, 0], [7, 0]]
+        assert [one["pid"] for one in venv.step([0, 0])[3]] == processes  # the same processes
+
+        with pytest.raises(EnvError, match="RuntimeError: too far"):
+            venv.step([11], id=[0])
+        assert venv.step([1], id=[0])[1].tolist() == [0.5]  # which does not end it
+        with pytest.raises(EnvError, match="no such task"):
+            venv.reconfigure_env_fns([partial(Arm, -1)], id=[1])
+        with pytest.raises(EnvError, match="there is no env"):
+            venv.reset(id=1)
+        venv.reconfigure_env_fns([partial(Arm, 8)], id=[1])
+        with pytest.raises(ValueError, match="expected 2"):
+            venv.step([1])
+        with pytest.raises(EnvError, match="ended with code 3"):
+            venv.step([101], id=[1])
+        with pytest.raises(EnvError, match="has ended"):
+            venv.reset(id=[1])
+    finally:
+        venv.close()
+
+
+def test_an_env_that_cannot_be_made():
+    with pytest.raises(EnvError, match="no such task"):
+        ReconfigureSubprocEnv([partial(Arm, 1), partial(Arm, -1)])
