@@ -166,6 +166,9 @@ class PPO:
             source["action"] = source["action"] - self._first_action
         source["stop"] = columns["terminated"] | columns["truncated"] | columns["cut"]
         source["own"] = columns["action_source"] == ActionSource.POLICY
+        if "policy_version" in columns:
+            # Later actions of a chunk are the policy's, too, but have no answer of their own.
+            source["own"] = source["own"] & (columns["policy_version"] >= 0)
         return TensorDict(
             {name: tensors(value, self._device) for name, value in source.items()},
             batch_size=columns["reward"].shape,

@@ -143,6 +143,14 @@ def test_nothing_is_learned_from_actions_that_were_not_the_policys(source):
     assert make_ppo().update(columns)["losses/masked_rows"] == 1.0
 
 
+def test_nothing_is_learned_from_actions_that_had_no_answer_of_their_own():
+    columns = make_columns(policy_version=np.ones((T, N), np.int64))
+    columns = edited(columns, "policy_version", (4, 2), -1)
+    changed = edited(columns, "log_prob", (4, 2), -50.0)
+    assert weights_after(columns) == weights_after(changed)
+    assert make_ppo().update(columns)["losses/masked_rows"] == 1.0
+
+
 def test_a_rollout_of_other_actions_changes_nothing():
     ppo = make_ppo()
     before = ppo.weights()
