@@ -148,13 +148,19 @@ class Session {
     this.stream.write({ steps: { epoch: this.epoch, steps: [step] } });
   }
 
-  // Sends what the env returned and resolves to the policy's answer.
+  // Sends what the env returned and resolves to the policy's answer; to null once that is given up.
   ask(envRet) {
     const step = { seq: ++this.seq, env_ret: envRet, wants_action: true };
     return new Promise((resolve, reject) => {
       this.waiting = { step, resolve, reject };
       if (this.epoch) this.write(step); // else the welcome sends it
     });
+  }
+
+  // Waits for no answer any more: it may take long while nobody learns.
+  giveUp() {
+    this.waiting?.resolve(null);
+    this.waiting = null;
   }
 
   // Sends what the env returned last; nothing answers it.
@@ -207,13 +213,20 @@ async function main() {
   const env = new CartPole();
   const session = new Session(positionals[0], { ca: values.ca, token });
   let stopped = false;
-  process.on("SIGINT", () => (stopped = true));
+  process.once("SIGINT", () => {
+    stopped = true; // another one ends the process at once
+    session.giveUp();
+  });
 
   let message = envRet(env.reset());
   let version = 0;
   let episodes = 0;
   for (let step = 0; step < steps && !stopped; step += 1) {
     const response = await session.ask(message);
+    if (!response) {
+      message = null;
+      break;
+    }
     version = response.policy_version ?? 0;
     const outcome = env.step(actionOf(response));
     if (outcome.terminated || outcome.truncated) {
@@ -223,7 +236,7 @@ async function main() {
       message = envRet(outcome.observation, outcome);
     }
   }
-  session.tell(message); // the outcome of the last action
+  if (message) session.tell(message); // the outcome of the last action
   await session.leave();
   console.log(`steps ${session.seq}  episodes ${episodes}  version ${version}  reconnects ${session.reconnects}`);
 }

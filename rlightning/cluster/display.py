@@ -94,7 +94,8 @@ class Display:
 
 
 def _latency_table(latencies: Mapping[str, Mapping[str, float]]) -> Table:
-    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
+    # One side of padding: all columns fit into the 80 that a pipe has.
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("latency", no_wrap=True)
     uncertain = any("uncertainty" in summary for summary in latencies.values())
     for column in (*_COLUMNS, *(("within",) if uncertain else ()), "count"):

@@ -12,7 +12,8 @@ from types import FrameType
 def interruptible() -> Iterator[None]:
     """Raises KeyboardInterrupt on SIGTERM and SIGHUP; call it in the main thread.
 
-    A SIGHUP that is ignored, as under nohup, stays so.
+    A SIGHUP that is ignored, as under nohup, stays so. Libraries that raise something else once
+    they are interrupted, as TensorDict does in a context, still end as interrupted.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -25,6 +26,10 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, interrupt)
     try:
         yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -50,6 +50,7 @@ class Monitor:
         self.failed = threading.Event()
         self._backend = backend
         self._learner = learner
+        self._steps_before = learner.env_steps  # of the run that this one goes on from
         self._run = run
         self._display = display
         self._scalars = scalars
@@ -125,7 +126,8 @@ class Monitor:
         mean = sum(self._returns) / len(self._returns) if self._returns else None
         self.progress = Progress(
             elapsed_s=now,
-            env_steps=state.env_steps,
+            env_steps=self._steps_before + state.env_steps,
+            steps_before=self._steps_before,
             steps_per_s=(state.env_steps - steps_then) / elapsed if now > then else 0.0,
             episodes=self._episodes,
             mean_return=mean,

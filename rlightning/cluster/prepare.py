@@ -65,6 +65,7 @@ def check_learner(config: MainConfig) -> None:
     Raises:
         ConfigError: They do not.
     """
+    check_default_table(config)
     algorithm, buffer = config.learner.algorithm, config.buffer
     needed = ALGORITHMS.get(algorithm)
     if needed is not None and buffer.type != needed:
@@ -81,6 +82,20 @@ def check_learner(config: MainConfig) -> None:
         raise ConfigError(
             f"learner.learning_starts: expected at most buffer.capacity {buffer.capacity}, got "
             f"{config.learner.learning_starts}"
+        )
+
+
+def check_default_table(config: MainConfig) -> None:
+    """Checks that there is the table which is sampled where no other is named.
+
+    Raises:
+        ConfigError: There are others only.
+    """
+    tables = config.buffer.tables
+    if tables and "default" not in tables:
+        raise ConfigError(
+            f"buffer.tables: the learner of a run samples the table 'default', got {list(tables)}; "
+            "call one so, or use `rlightning serve` and a learner that names its tables"
         )
 
 

@@ -16,7 +16,8 @@ class Progress:
 
     Attributes:
         elapsed_s: Seconds since the services were up.
-        env_steps: Env steps taken; every row counts.
+        env_steps: Env steps taken, those before a checkpoint included; every row counts.
+        steps_before: How many of them a run that was resumed began with.
         steps_per_s: Env steps per second over the last seconds.
         episodes: Finished episodes.
         mean_return: Mean return of the last episodes; None before the first one ended.
@@ -32,6 +33,7 @@ class Progress:
 
     elapsed_s: float = 0.0
     env_steps: int = 0
+    steps_before: int = 0
     steps_per_s: float = 0.0
     episodes: int = 0
     mean_return: float | None = None
@@ -42,6 +44,11 @@ class Progress:
     rows_learned: int = 0
     rows_skipped: int = 0
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def mean_steps_per_s(self) -> float:
+        """Env steps per second over the whole run."""
+        return (self.env_steps - self.steps_before) / max(self.elapsed_s, 1e-9)
 
     def line(self) -> str:
         """Returns the state as one line of text."""
@@ -92,7 +99,7 @@ def describe_run(progress: Progress, outcome: str) -> dict[str, Any]:
         "outcome": outcome,
         "elapsed_s": round(progress.elapsed_s, 3),
         "env_steps": progress.env_steps,
-        "steps_per_s": round(progress.env_steps / max(progress.elapsed_s, 1e-9), 1),
+        "steps_per_s": round(progress.mean_steps_per_s, 1),
         "episodes": progress.episodes,
         "mean_return": progress.mean_return,
         "updates": progress.updates,

@@ -195,7 +195,7 @@ def _summarise(
     display: Display, progress: Progress, outcome: str, target_return: float | None
 ) -> None:
     display.latency_table(progress.latencies)
-    rate = progress.env_steps / max(progress.elapsed_s, 1e-9)
+    rate = progress.mean_steps_per_s
     ending = outcome
     if outcome == MISSED:
         ending = f"the target return of {target_return:g} was not reached"

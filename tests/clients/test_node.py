@@ -1,8 +1,10 @@
 """A client in another language, made from the .proto files alone, in a running cluster."""
 
 import re
+import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +62,23 @@ def start(address, *options):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_ctrl_c_is_heard_while_nobody_takes_the_rollouts(cluster):
+    with start(cluster.config.services.env.dial_address) as client:
+        wait_until(lambda: cluster.env.describe().stats["groups_attached"] == 1, 30, "attached")
+        steps = [-1]
+
+        def stands():
+            time.sleep(0.1)
+            steps.append(cluster.env.describe().env_steps)
+            return len(steps) > 10 and len(set(steps[-10:])) == 1 and steps[-1] > 0
+
+        wait_until(stands, 60, "the buffer is not full")
+        client.send_signal(signal.SIGINT)
+        out, err = client.communicate(timeout=30)
+    assert client.returncode == 0, err
+    assert out.startswith("steps ")
 
 
 def test_a_client_made_from_the_protos_takes_part_and_survives_a_cut(cluster, rollouts):

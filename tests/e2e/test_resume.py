@@ -32,6 +32,7 @@ def test_a_run_goes_on_from_the_checkpoint_of_a_killed_one_and_is_evaluated(tmp_
     end = json.loads(out.splitlines()[-1])
     assert end["run"] == "runs/cartpole/2"
     assert end["updates"] > saved["updates"]
+    assert end["env_steps"] >= steps
     assert end["policy_version"] > saved["policy_version"]
     episodes = (tmp_path / "runs" / "cartpole" / "2" / "episodes.csv").read_text().splitlines()
     versions = [int(row["version"]) for row in csv.DictReader(episodes)]

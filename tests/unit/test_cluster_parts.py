@@ -19,7 +19,13 @@ from rlightning.cluster.init import write_project
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.launcher import last_words, written_reason
 from rlightning.cluster.logs import JsonFormatter
-from rlightning.cluster.prepare import check_batch_size, make_save_dir, own_state, prepare
+from rlightning.cluster.prepare import (
+    check_batch_size,
+    check_default_table,
+    make_save_dir,
+    own_state,
+    prepare,
+)
 from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
 from rlightning.errors import ClusterError, ConfigError
@@ -88,6 +94,19 @@ def test_other_ends_of_a_command_are_like_ctrl_c(number):
     with pytest.raises(KeyboardInterrupt), interruptible():
         signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+def test_an_interrupt_that_a_library_turns_into_its_own_error_is_one():
+    def update():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            raise RuntimeError("no bool of this")
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        update()
+    with pytest.raises(RuntimeError, match="alone"), interruptible():
+        raise RuntimeError("alone")
 
 
 def test_ctrl_c_before_a_command_began_has_no_traceback(monkeypatch):
@@ -159,6 +178,13 @@ def test_a_minibatch_fits_into_a_rollout():
     # Who starts the env server elsewhere may have more envs there.
     sections["services"] = {"env": {"address": "10.0.0.1:50051"}}
     check_batch_size(make_config(**sections, train={"batch_size": 33}))
+
+
+def test_a_run_needs_the_table_that_it_samples():
+    check_default_table(make_config())
+    check_default_table(make_config(buffer={"tables": {"default": {}, "real": {}}}))
+    with pytest.raises(ConfigError, match=r"^buffer.tables: .* 'default', got \['real'\]"):
+        check_default_table(make_config(buffer={"tables": {"real": {}}}))
 
 
 def test_weights_are_kept_in_the_runs_own_folder(tmp_path):

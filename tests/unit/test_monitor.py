@@ -57,12 +57,12 @@ def watch(tmp_path, monkeypatch):
     monkeypatch.setattr("rlightning.cluster.monitor._PERIOD_S", 0.001)
     run = Run.create(MainConfig.from_dict({"log": {"log_dir": str(tmp_path)}}), command=[])
 
-    def _watch(backend, **train):
+    def _watch(backend, *, env_steps=0, **train):
         display = Display(quiet=True, to_stderr=False, total_steps=1)
         config = TrainConfig(**{"target_return": 10, "target_episodes": 2, **train})
         return Monitor(
             backend,
-            LearnerStats(updates=7),
+            LearnerStats(updates=7, env_steps=env_steps),
             run=run,
             display=display,
             scalars=Scalars(None),
@@ -116,6 +116,14 @@ def test_an_absent_service_is_not_the_end(watch):
         assert backend.seen.wait(5)
         monitor.check()
     assert monitor.progress.env_steps == 7
+
+
+def test_steps_count_on_from_a_checkpoint(watch):
+    backend = FakeBackend(make_state(7), make_state(7))
+    with watch(backend, env_steps=100) as monitor:
+        assert backend.seen.wait(5)
+    assert monitor.progress.env_steps == 107
+    assert monitor.progress.steps_before == 100
 
 
 def test_any_other_error_reaches_the_trainer(watch):

@@ -67,6 +67,26 @@ def test_plain_lines_are_rare_and_the_last_state_is_shown(capsys):
     assert lines[4].split() == ["env.step", "1", "ms", "2", "ms", "3", "ms", "4", "ms", "3"]
 
 
+def test_the_latency_table_is_whole_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    summary = {**SUMMARY, "p99": 0.0125, "uncertainty": 0.00216, "count": 12_345}
+    with Display(quiet=False, to_stderr=False, total_steps=10) as display:
+        display.latency_table({"learner.sample_wait": summary, "policy.batch_wait": summary})
+    text = capsys.readouterr().out
+    assert "\u2026" not in text
+    assert "learner.sample_wait" in text
+    assert "12.5 ms" in text
+    assert "\u00b12.16 ms" in text
+    assert "12,345" in text
+
+
+def test_the_rate_of_a_resumed_run_is_its_own():
+    progress = Progress(elapsed_s=2.0, env_steps=1100, steps_before=1000)
+    end = describe_run(progress, "finished")
+    assert end["env_steps"] == 1100
+    assert end["steps_per_s"] == 50.0
+
+
 def test_stdout_may_be_left_alone(capsys):
     with Display(quiet=False, to_stderr=True, total_steps=10) as display:
         display.message("hello")

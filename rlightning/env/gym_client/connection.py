@@ -104,8 +104,9 @@ class Connection:
             return [metas[env_id] for env_id in env_ids]
         fitting = [one for one in status.external_env_ids if wanted(metas[one])]
         if not fitting:
+            there = [f"{one} of num_envs {metas[one].num_envs}" for one in status.external_env_ids]
             raise NotFoundError(
-                f"no env here fits; for drivers there are {status.external_env_ids or 'none'}",
+                f"no env here fits; for drivers there are {there or 'none'}",
                 peer=self.address,
             )
         taken: list[EnvMeta] = []

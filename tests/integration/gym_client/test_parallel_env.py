@@ -116,5 +116,8 @@ def test_an_observation_outside_of_its_space_is_told():
         with pytest.raises(Exception, match="one: expected float32"):
             env.step(dict.fromkeys(env.agents, 1))
         env.close()
-    with env_server(hosted()) as server, pytest.raises(NotFoundError, match="no env here fits"):
-        RemoteParallelEnv(server.address)
+    with env_server(hosted()) as server:
+        with pytest.raises(
+            NotFoundError, match=r"no env here fits; .* \['env-0-0 of num_envs 1'\]"
+        ):
+            RemoteParallelEnv(server.address)
