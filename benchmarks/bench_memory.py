@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.harness import Ratio, Table, report
 from rlightning.buffer import BufferConfig, ReplayBuffer, StorageConfig
-from rlightning.utils.config.config import FrameStackConfig
+from rlightning.utils.config.buffer import FrameStackConfig
 
 STEPS, EPISODE, SIDE, DEPTH = 100_000, 1_000, 84, 4
 NAIVE_MB = STEPS * 2 * DEPTH * SIDE * SIDE / 1e6

@@ -1,23 +1,25 @@
 """Typed configuration: the sections of a config file, and how files become one."""
 
 from rlightning.utils.config.base import Config
-from rlightning.utils.config.config import (
-    ALGORITHMS,
+from rlightning.utils.config.buffer import (
     BufferConfig,
-    ClusterConfig,
     DurabilityConfig,
-    EnvConfig,
     FunctionsConfig,
-    LearnerConfig,
-    LogConfig,
-    MainConfig,
     NodeConfig,
-    PlacementConfig,
-    PolicyConfig,
     RateLimiterConfig,
     SamplerConfig,
     StorageConfig,
     TableConfig,
+)
+from rlightning.utils.config.config import (
+    ALGORITHMS,
+    ClusterConfig,
+    EnvConfig,
+    LearnerConfig,
+    LogConfig,
+    MainConfig,
+    PlacementConfig,
+    PolicyConfig,
     TrainConfig,
     WeightBufferConfig,
 )

@@ -11,7 +11,7 @@ from rlightning.buffer.utils.postprocess import n_step_postprocess_fn
 from rlightning.buffer.utils.utils import default_env_ret_preprocess_fn, default_preprocess_fn
 from rlightning.errors import ConfigError, InvalidRequestError
 from rlightning.services.buffer_server.servicer import BufferService
-from rlightning.utils.config.config import FunctionsConfig
+from rlightning.utils.config.buffer import FunctionsConfig
 from tests.integration.buffer.harness import (
     act,
     asking,
