@@ -42,6 +42,8 @@ _MAX_WAITING = 128
 _MAX_ACKED = 32
 # Answers of which is known to which act request they were.
 _KEPT_ACTS = 64
+# Counted no further: sums of such counts have to fit in 64 bits.
+_MAX_DROPPED = 2**48
 
 Store = Callable[[EnvRet, PolicyResponse | None], Awaitable[None]]
 
@@ -202,6 +204,8 @@ class AttachedGroup:
                 continue
             if step.seq not in expected:
                 raise InvalidRequestError(f"expected step {expected[-1]}, got {step.seq}")
+            if step.dropped < 0:
+                raise InvalidRequestError(f"step {step.seq}: dropped: {step.dropped} is below 0")
             env_ret = self._checked(step, reader)
             while len(self._inbox) >= _MAX_WAITING and not self._left:
                 await self._wait()
@@ -262,7 +266,7 @@ class AttachedGroup:
         env_ret = came.env_ret
         env_ret.answered_seq = self._acts.get(env_ret.answered_seq, 0)
         if came.dropped:
-            self.dropped += came.dropped
+            self.dropped = min(self.dropped + came.dropped, _MAX_DROPPED)
             _LOG.warning(
                 "%s had no room for %d steps while it was away; its episode before them ends as "
                 "truncated",

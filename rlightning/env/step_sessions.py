@@ -36,6 +36,8 @@ _LOG = logging.getLogger(__name__)
 
 # Commands whose answers are kept, at most: more than any driver has envs.
 _MAX_KEPT = 4096
+# What they take in memory, at most, unless a single one takes more.
+_MAX_KEPT_BYTES = 64 * 2**20
 
 
 class DrivenGroup(Protocol):
@@ -155,7 +157,7 @@ class StepSessions(SessionHandler[pb.StepRequest, pb.StepResponse]):
             command.error = error
         finally:
             driver.busy -= mine
-        command.done = True
+        command.finish()
         try:
             await self._answer(driver, command)
         except Exception as error:  # it cannot be sent as it is
@@ -246,6 +248,11 @@ class _Driver:
                 del self.kept[seq]
         if len(self.kept) >= _MAX_KEPT:
             raise ResourceExhaustedError(f"{_MAX_KEPT} commands wait for their execution")
+        nbytes = sum(old.nbytes for old in self.kept.values())
+        if self.kept and nbytes + command.nbytes > _MAX_KEPT_BYTES:
+            raise ResourceExhaustedError(
+                f"commands of {nbytes} bytes are kept; {_MAX_KEPT_BYTES} are allowed"
+            )
         self.kept[command.seq] = command
 
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -281,6 +288,7 @@ class _Command:
         options: Of the resets.
         autoreset: Whether an env of one row resets itself.
         arrival: Stamps of the message that brought it last.
+        nbytes: What is kept of it takes in memory, in bytes, without its answer.
         done: Whether it has its answer: `env_rets`, and `error` if one came.
         task: Executes it.
     """
@@ -293,6 +301,7 @@ class _Command:
     options: Mapping[str, Any] | None
     autoreset: bool
     arrival: Arrival
+    nbytes: int
     done: bool = False
     env_rets: list[EnvRet] = field(default_factory=list)
     error: Exception | None = None
@@ -322,7 +331,14 @@ class _Command:
             options=options,
             autoreset=message.autoreset,
             arrival=arrival,
+            nbytes=reader.nbytes,
         )
+
+    def finish(self) -> None:
+        """Takes note that it has its answer, and lets go of what was to be executed."""
+        self.done = True
+        self.resets, self.responses, self.options = [], {}, None
+        self.nbytes = sum(map(len, self.env_ids))
 
 
 def _encoded(command: _Command) -> bytes:

@@ -63,15 +63,18 @@ class Checkpoint:
                     f"{folder}: a checkpoint of format {manifest['format']}, which a newer version "
                     f"wrote; this one reads up to {FORMAT}"
                 )
-            files = {name: (path / name).read_bytes() for name in manifest["files"]}
+            checksums = dict(manifest["files"])
+            if not checksums.keys() <= {WEIGHTS, STATE}:
+                raise ValueError(f"files: expected {WEIGHTS} and {STATE}, got {list(checksums)}")
+            files = {name: (path / name).read_bytes() for name in checksums}
             counts = {name: int(manifest[name]) for name in _COUNTS}
             weights = files[WEIGHTS]
         except OSError as error:
             raise ConfigError(f"{folder}: no checkpoint: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ConfigError(f"{folder}: the manifest is damaged: {error!r}") from error
         for name, data in files.items():
-            if hashlib.sha256(data).hexdigest() != manifest["files"][name]:
+            if hashlib.sha256(data).hexdigest() != checksums[name]:
                 raise ConfigError(f"{path / name} is damaged: its checksum does not match")
         return cls(
             path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -25,6 +26,8 @@ PREFIX = "rlightning_"
 """What the name of every metric of ours begins with."""
 
 _COLLECT_TIMEOUT_S = 5.0
+# A client that is silent for so long in the middle of its request is let go.
+_REQUEST_TIMEOUT_S = 10.0
 _LAG_EVERY_S = 0.25
 # The whole of an answer, which the actor and its client both measure.
 _TOTAL, _TWICE = "round_trip", "act"
@@ -163,6 +166,7 @@ class MetricsServer:
             self._server, self._thread = start_http_server(int(port), host.strip("[]"), registry)
         except (OSError, ValueError) as error:
             raise ConfigError(f"metrics: cannot listen on {address}: {error}") from error
+        self._server.RequestHandlerClass = _impatient(self._server.RequestHandlerClass)
         self.address = f"{host}:{self._server.server_port}"
         if not is_loopback(address):
             logger.warning("%s shows the metrics to anyone who reaches it", self.address)
@@ -206,3 +210,16 @@ class MetricsServer:
         now = self._loop.time()
         self._lag.record(max(0.0, now - due))
         self._timer = self._loop.call_at(now + _LAG_EVERY_S, self._look, now + _LAG_EVERY_S)
+
+
+def _impatient(base: Any) -> Any:
+    """Returns a request handler that lets a silent client go: each holds a thread and a file."""
+
+    class Handler(base):  # type: ignore[misc]
+        timeout = _REQUEST_TIMEOUT_S
+
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):  # silent for too long, or gone
+                super().handle()
+
+    return Handler

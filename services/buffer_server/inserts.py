@@ -48,6 +48,8 @@ _MAX_WAITING_BYTES = 64 * 2**20
 _VALUE_BYTES = 256
 # Names are kept for as long as their writer is known, and logged.
 _MAX_NAME = 128
+# The first number of a writer that goes on; those after it have to fit in 64 bits, too.
+_MAX_BASE = 2**62
 # An ack costs as much as an insert of small rows, so one stands for several items: at once for this
 # many, and after this long for less.
 _ACK_EVERY = 4
@@ -326,6 +328,8 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         seq = reader.message.insert.seq
         self.counts.messages_total += 1
         if writer.next_seq == 0 and seq > 0:
+            if seq > _MAX_BASE:
+                raise InvalidRequestError(f"seq: expected at most {_MAX_BASE}, got {seq}")
             writer.next_seq = seq
         expected = writer.next_seq + len(writer.waiting)
         if seq != expected:

@@ -57,7 +57,7 @@ class DataDirectory:
             raise ConfigError(f"buffer.data_dir: {self.path} is used by another process") from None
         title = self.path / "FORMAT"
         if title.exists():
-            self._check_format(title.read_text())
+            self._check_format(title.read_text(errors="replace"))
         elif self.journal.exists() or self.checkpoints.exists():
             raise ConfigError(f"buffer.data_dir: {self.path} has no file FORMAT, but other files")
         else:
@@ -88,8 +88,9 @@ class DataDirectory:
 
     def next_name(self) -> str:
         """Returns the name of the next checkpoint."""
-        numbers = [int(n.removeprefix(_PREFIX)) for n in self.names() if n[-1:].isdigit()]
-        return f"{_PREFIX}{max(numbers, default=0) + 1:08d}"
+        numbers = [name.removeprefix(_PREFIX) for name in self.names()]
+        last = max((int(number) for number in numbers if number.isdecimal()), default=0)
+        return f"{_PREFIX}{last + 1:08d}"
 
     def prune(self, keep: int) -> int:
         """Removes all but the newest checkpoints.

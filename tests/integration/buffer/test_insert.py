@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -381,3 +382,20 @@ async def test_an_insert_needs_a_spec_and_a_writer() -> None:
                 await writer.call.write(w.finish(request))
                 assert await writer.call.code() is grpc.StatusCode.INVALID_ARGUMENT
                 assert message in await writer.call.details()
+
+
+async def test_no_writer_counts_to_a_number_that_no_checkpoint_can_hold(tmp_path: Path) -> None:
+    env = ScriptedEnv(1)
+    durable = {"data_dir": str(tmp_path), "durability": "process"}
+    async with buffer_server(type="ReplayBuffer", **durable) as buffers:
+        async with raw_writer(buffers.address, env.meta) as writer:
+            await writer.hello(storage_id="one that is gone")
+            await writer.insert(2**63 - 1, env.reset())
+            assert await writer.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "seq: expected at most" in await writer.call.details()
+        async with raw_writer(buffers.address, env.meta, "another") as writer:
+            await writer.hello(storage_id="one that is gone")
+            await writer.insert(2**62, env.reset())
+            await writer.acked(2**62)
+        async with asking(buffers.address) as client:
+            await client.checkpoint()

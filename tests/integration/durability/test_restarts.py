@@ -309,6 +309,15 @@ async def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
             pass
 
 
+async def test_a_format_that_is_no_text_is_refused_by_name(folder: Path) -> None:
+    async with durable(folder):
+        pass
+    (folder / "FORMAT").write_bytes(b"rlightning buffer\xf2, format 1\n")
+    with pytest.raises(ConfigError, match=rf"{folder}/FORMAT is not of a buffer"):
+        async with durable(folder):
+            pass
+
+
 async def test_a_folder_is_for_one_server(folder: Path) -> None:
     async with durable(folder):
         with pytest.raises(ConfigError, match=rf"{folder} is used by another process"):

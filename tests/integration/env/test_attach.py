@@ -382,11 +382,11 @@ class RawClient:
         await self.call.write(writer.finish(request))
         self.epoch = (await self.read()).message.welcome.epoch
 
-    async def send(self, *steps):
+    async def send(self, *steps, **fields):
         writer, request = Writer(), pb.AttachRequest()
         request.steps.epoch = self.epoch
         for seq, wants_action in steps:
-            step = request.steps.steps.add(seq=seq, wants_action=wants_action)
+            step = request.steps.steps.add(seq=seq, wants_action=wants_action, **fields)
             fill_env_ret(step.env_ret, self.env_ret, writer)
         await self.call.write(writer.finish(request))
 
@@ -464,6 +464,18 @@ async def test_bad_steps_end_the_session_and_nothing_else(what):
 
         await assert_eventually(gone, PATIENCE_S)
         assert not running.service.failure.done()
+
+
+async def test_nonsense_about_dropped_steps_does_not_spoil_the_stats_of_all():
+    async with cluster() as running, raw_client(running) as client:
+        for seq in range(1, 4):
+            await client.send((seq, True), dropped=2**63 - 1)
+            await client.answer()
+        async with EnvClient(running.env_address, rpc=FAST) as asking:
+            assert (await asking.describe()).stats["steps_dropped"] >= 2**40
+        await client.send((4, True), dropped=-1)
+        code = await asyncio.wait_for(client.call.code(), 20)
+        assert code.name == "INVALID_ARGUMENT"
 
 
 class TenSteps(RemoteEnvClient):

@@ -203,6 +203,25 @@ async def test_a_command_that_comes_twice_is_executed_once():
         assert server.service._groups[0].env_steps == 10
 
 
+async def test_what_is_kept_of_commands_is_bounded():
+    async with env_server(COUNT) as server, raw_driver(server) as driver:
+        # Executed: only its answer is kept, not what was to be executed.
+        action = np.zeros((1, 2**21), np.uint8)
+        for seq in range(1, 50):
+            await driver.send(seq, step=[PolicyResponse(f"nobody-{seq}", action=action)])
+            assert "no env" in (await driver.answer())[0].error.message
+        (state,) = [one.state for one in server.service._drivers.sessions]
+        assert len(state.kept) == 49
+        assert sum(one.nbytes for one in state.kept.values()) < 1000
+        assert not any(one.responses for one in state.kept.values())
+    async with env_server({**COUNT, "num_workers": 1}, min_clients=9) as server:
+        async with raw_driver(server) as driver:  # none is executed before there are nine
+            for seq in range(1, 33):  # 31 of them take less than 64 MiB
+                await driver.send(seq, step=[PolicyResponse(f"nobody-{seq}", action=action)])
+            code = await asyncio.wait_for(driver.call.code(), 20)
+            assert code.name == "RESOURCE_EXHAUSTED"
+
+
 async def test_one_command_for_several_envs():
     envs = {**COUNT, "num_workers": 2}
     broken = {**COUNT, "name": "bad", "task": "tests.unit.env.envs:AlwaysBreaking"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import urllib.request
 from urllib.error import HTTPError
 
@@ -159,3 +160,16 @@ def test_every_service_shows_its_metrics_while_it_works(tmp_path):
             sessions = families(text)["rlightning_sessions"].samples
             assert {s.labels["state"] for s in sessions} == {"connected", "away"}
             assert not {label for s in sessions for label in s.labels} - {"method", "state"}
+
+
+def test_a_client_that_says_nothing_holds_no_thread_for_ever(monkeypatch):
+    monkeypatch.setattr("rlightning.rpc.metrics._REQUEST_TIMEOUT_S", 0.3)
+    server = MetricsServer("127.0.0.1:0", lambda metrics: metrics.gauge("x", "X.", 1))
+    try:
+        host, _, port = server.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as silent:
+            assert "rlightning_x 1.0" in fetch(server.address)
+            silent.sendall(b"GET /metr")
+            assert silent.recv(1) == b""  # the server has closed it
+    finally:
+        server.close()

@@ -100,6 +100,11 @@ def damage(path):
     path.write_bytes(b"x" + path.read_bytes()[1:])
 
 
+def rename_weights(folder, name):
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace("weights.safetensors", name))
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -110,6 +115,8 @@ def damage(path):
             lambda folder: (folder / "manifest.json").write_text('{"format": 99}'),
             "of format 99, which a newer version wrote",
         ),
+        (lambda folder: rename_weights(folder, "/dev/null"), "files: expected weights.safetensors"),
+        (lambda folder: rename_weights(folder, "../x"), "files: expected weights.safetensors"),
     ],
 )
 def test_a_damaged_one_is_refused(tmp_path, spoil, said):
