@@ -104,7 +104,7 @@ class Services:
                 return "DOWN" if error.code() is grpc.StatusCode.UNAVAILABLE else error.code().name
         return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
-    def wait_serving(self, *names: str, timeout_s: float = 30.0) -> None:
+    def wait_serving(self, *names: str, timeout_s: float = 60.0) -> None:
         """Waits until these, or all, are SERVING; fails at once when one has ended."""
         for name in names or self.processes:
             wait_until(

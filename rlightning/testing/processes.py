@@ -76,7 +76,7 @@ class ServerProcess:
         """What it has written to stdout and stderr."""
         return (self._folder / "log").read_text(errors="replace")
 
-    def address(self, timeout_s: float = 10.0) -> str:
+    def address(self, timeout_s: float = 30.0) -> str:
         """Waits for the announcement and returns the address in it.
 
         Raises:
@@ -109,7 +109,7 @@ class ServerProcess:
         """Asks it to stop in order."""
         self.child.terminate()
 
-    def wait(self, timeout_s: float = 10.0) -> int:
+    def wait(self, timeout_s: float = 30.0) -> int:
         """Waits for its end and returns the exit status.
 
         Raises:

@@ -11,7 +11,7 @@ INTERVAL_S = 0.01
 
 
 async def assert_eventually(
-    condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 5.0, message: str = ""
+    condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 20.0, message: str = ""
 ) -> None:
     """Waits until a condition holds, without blocking the event loop.
 
@@ -33,7 +33,7 @@ async def assert_eventually(
         await asyncio.sleep(INTERVAL_S)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0, message: str = "") -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0, message: str = "") -> None:
     """Waits until a condition holds, blocking this thread; see `assert_eventually`.
 
     Raises:

@@ -45,7 +45,7 @@ async def linked(folder, rpc):
 
 async def took(condition) -> float:
     begun = time.monotonic()
-    await assert_eventually(condition, 10)
+    await assert_eventually(condition, 60)
     return time.monotonic() - begun
 
 

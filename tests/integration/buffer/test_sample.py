@@ -200,7 +200,7 @@ async def test_a_learner_comes_back_after_its_batches_went_to_another_one() -> N
             assert (await other.next_batch(10)).metadata["rollout"] == 0
         await proxy.start()
         # It had the first one: that ack makes room for the third.
-        await assert_eventually(lambda: rollouts.formed == 3, 10)
+        await assert_eventually(lambda: rollouts.formed == 3, 60)
         assert [(await away.next_batch(5)).metadata["rollout"] for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
@@ -322,7 +322,7 @@ async def test_a_batch_that_a_cut_interrupts_is_told_of_and_comes_again(
         proxy.bytes_per_s = 1e6
         waiting = asyncio.create_task(learner.next_batch(20))
         await act(client, env, 64)
-        await assert_eventually(lambda: learner._joiner is not None, 10)
+        await assert_eventually(lambda: learner._joiner is not None, 60)
         proxy.bytes_per_s = None
         proxy.reset()
         check_rollout(await waiting, 64, 1024)

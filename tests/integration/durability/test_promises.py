@@ -38,7 +38,7 @@ async def keeps_what_it_acked(folder: Path) -> bool:
             for _ in range(20):
                 await writer.insert(env_ret, answer(env_ret))
                 env_ret = env.step()
-            await assert_eventually(lambda: writer.acked >= 16, 20)
+            await assert_eventually(lambda: writer.acked >= 16, 60)
             shutil.copytree(folder, folder.with_name("left"))
             acked, writer_id = writer.acked, writer._writer_id
             await writer.flush(20)

@@ -134,7 +134,7 @@ async def test_an_episode_whose_writer_stays_away_is_closed(folder: Path) -> Non
             await writer.flush(10)
     async with durable(folder, rpc=BRIEF) as buffers:
         assert buffers.table.buffer.size() == 0
-        await assert_eventually(lambda: buffers.table.buffer.size() == 10, 10)
+        await assert_eventually(lambda: buffers.table.buffer.size() == 10, 30)
         assert buffers.table.buffer.get_all()["cut"].sum() == 2
         assert not buffers.table.producers
     async with durable(folder) as buffers:
@@ -423,7 +423,7 @@ async def test_what_the_disk_does_not_confirm_ends_the_server(
             monkeypatch.setattr(files.os, "fdatasync", fail)
             env = ScriptedEnv(1, ends)
             await writer.insert(env.reset(), None)
-            await assert_eventually(buffers.service.failure.done, 10)
+            await assert_eventually(buffers.service.failure.done, 60)
             assert "Input/output error" in str(buffers.service.failure.exception())
             monkeypatch.undo()
             await asyncio.sleep(0.1)

@@ -105,7 +105,7 @@ async def test_actors_step_and_episodes_come_once_to_each_cursor():
             cursor = status.episode_cursor
             return len(seen) >= 20
 
-        await assert_eventually(enough, 30)
+        await assert_eventually(enough, 60)
         assert len({(e.env_id, e.episode_id) for e in seen}) == len(seen)
         assert {e.env_id for e in seen} == {"cart-0-0", "cart-0-1"}
         for episode in seen:
@@ -148,7 +148,7 @@ async def test_rows_go_to_the_tables_that_name_their_env():
                 status = await asker.describe()
                 return all(table.size > 20 for table in status.tables.values())
 
-            await assert_eventually(stored, 30)
+            await assert_eventually(stored, 60)
             stats = (await asker.describe()).stats["tables"]
             assert stats["default"]["producers"].keys() == {"cart-0-0"}
             assert stats["replay"]["producers"].keys() == {"cart-0-0", "cart-0-1"}
@@ -171,7 +171,7 @@ async def test_actors_are_paused_and_started():
         async def stepping():
             return (await client.describe()).env_steps > 100
 
-        await assert_eventually(stepping, 30)
+        await assert_eventually(stepping, 60)
         assert await client.control("pause") is False
         status = await client.describe()
         assert not status.actor_running
@@ -182,7 +182,7 @@ async def test_actors_are_paused_and_started():
         async def going_on():
             return (await client.describe()).env_steps > status.env_steps
 
-        await assert_eventually(going_on, 10)
+        await assert_eventually(going_on, 60)
         assert not service.failure.done()
 
 
@@ -200,7 +200,7 @@ async def test_envs_take_commands_only_while_actors_are_paused():
             ended = [e for e in episodes if e.reason != "cut"]
             return len(ended) >= 4 and all(e.length <= 5 for e in ended)
 
-        await assert_eventually(short, 30)
+        await assert_eventually(short, 60)
         for command in ("restore_evaluate_cfg", "offload", "reload"):
             await client.control("pause", env=command)
         await client.control("start")
@@ -250,7 +250,7 @@ async def test_a_long_reset_is_told_and_ends_no_session():
                     for name in seen
                 ) and any(told["state"] == "running" for told in seen["policy"])
 
-            await assert_eventually(looked, 20)
+            await assert_eventually(looked, 60)
             # Longer than the lease, but heard all the time.
             assert max(told["busy_s"] for told in seen["policy"]) > 2 * 0.3
             assert actor.policy._session.epoch == actor.buffer._session.epoch == 1

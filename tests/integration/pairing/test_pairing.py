@@ -124,7 +124,7 @@ async def test_servers_that_are_killed_and_started_again(tmp_path: Path) -> None
         assert (status["env_errors"], status["policy_errors"]) == (0, 0)
         assert len(learner.ledger.instances) == 6
         services.processes["env"].terminate()
-        assert services.processes["env"].wait(10) == 0
+        assert services.processes["env"].wait(30) == 0
 
 
 async def test_a_server_that_stands_still_for_longer_than_its_lease(tmp_path: Path) -> None:

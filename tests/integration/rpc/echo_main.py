@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--announce", type=Path)
     parser.add_argument("--mode", default="")
     parser.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop")
-    parser.add_argument("--grace", type=float, default=5.0)
+    parser.add_argument("--grace", type=float, default=30.0)
     parser.add_argument("--rpc", type=RpcConfig.model_validate_json, default=FAST)
     arguments = parser.parse_args()
     if arguments.loop == "asyncio":

@@ -61,7 +61,7 @@ class EchoClient:
             **options,
         )
 
-    async def ask(self, observation=None, timeout_s: float = 5.0) -> pb.ActAnswer:
+    async def ask(self, observation=None, timeout_s: float = 20.0) -> pb.ActAnswer:
         self.seq += 1
         env_ret = EnvRet(
             "env", np.zeros((8, 4), np.float32) if observation is None else observation

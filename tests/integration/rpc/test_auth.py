@@ -229,7 +229,7 @@ async def test_a_call_without_a_token_is_refused_while_the_service_starts(token_
     begun = time.monotonic()
     with pytest.raises(UnauthenticatedError):
         await describe(server.address, None)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
     await server.stop()
 
 

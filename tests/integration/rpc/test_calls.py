@@ -63,8 +63,8 @@ async def test_leaving_early_ends_the_call():
         async with pull(channel, 1) as responses:
             assert (await anext(responses)).chunk == b"\0"
         begun = time.monotonic()
-        await server.stop(grace_s=5)
-        assert time.monotonic() - begun < 2.5
+        await server.stop(grace_s=30)
+        assert time.monotonic() - begun < 15
 
 
 async def test_an_open_call_does_not_hold_up_the_stop():
@@ -75,8 +75,8 @@ async def test_an_open_call_does_not_hold_up_the_stop():
     ):
         await anext(responses)
         begun = time.monotonic()
-        await server.stop(grace_s=5)
-        assert time.monotonic() - begun < 2.5
+        await server.stop(grace_s=30)
+        assert time.monotonic() - begun < 15
         with pytest.raises(UnavailableError):
             await anext(responses)
 

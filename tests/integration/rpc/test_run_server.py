@@ -19,7 +19,7 @@ from tests.integration.rpc.harness import FAST, connected, hello, raw_call, serv
 from tests.integration.rpc.harness import echo_process as echo
 
 
-async def wait(server: ServerProcess, timeout_s: float = 10) -> int:
+async def wait(server: ServerProcess, timeout_s: float = 20) -> int:
     return await asyncio.to_thread(server.wait, timeout_s)
 
 
@@ -34,7 +34,7 @@ async def test_a_signal_drains_and_exits_0_with_an_idle_stream_open(tmp_path, nu
             begun = time.monotonic()
             server.child.send_signal(number)
             assert await wait(server) == 0, server.log
-            assert time.monotonic() - begun < 4
+            assert time.monotonic() - begun < 15
             await assert_eventually(lambda: not client.session.connected)
             assert client.session.draining
         assert "drained" in server.log
@@ -70,7 +70,7 @@ async def test_a_second_signal_ends_it_now(tmp_path):
         server.terminate()
         await assert_eventually(lambda: "echo stops" in server.log)
         server.terminate()
-        assert await wait(server, 4) == EXIT_NOW, server.log
+        assert await wait(server, 20) == EXIT_NOW, server.log
 
 
 async def test_a_drain_that_hangs_is_given_up_at_the_end_of_the_grace(tmp_path):
@@ -78,8 +78,8 @@ async def test_a_drain_that_hangs_is_given_up_at_the_end_of_the_grace(tmp_path):
         await serving(server)
         begun = time.monotonic()
         server.terminate()
-        assert await wait(server) == 0, server.log
-        assert time.monotonic() - begun < 5
+        assert await wait(server, 20) == 0, server.log
+        assert time.monotonic() - begun < 15
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_a_blocked_event_loop_is_ended_by_the_watchdog(tmp_path, mode, loo
         else:
             await serving(server)
         server.terminate()
-        assert await wait(server, 4) == EXIT_STUCK, server.log
+        assert await wait(server, 20) == EXIT_STUCK, server.log
         assert "Current thread" in server.log  # says where it hangs
 
 
@@ -132,7 +132,7 @@ async def test_a_killed_server_is_noticed_at_once_and_found_again_after_its_rest
                 await serving(again)
                 begun = time.monotonic()
                 assert (await asking).seq == 2
-                assert time.monotonic() - begun < 3
+                assert time.monotonic() - begun < 10
                 assert not client.session.resumed
 
 
@@ -179,6 +179,6 @@ async def test_a_frozen_server_is_noticed_by_the_transport_too(tmp_path):
             client.session._stream.heartbeat_s = client.session._stream.lease_s = 60
             server.freeze()
             begun = time.monotonic()
-            await assert_eventually(lambda: not client.session.connected, 10)
-            assert time.monotonic() - begun < 4
+            await assert_eventually(lambda: not client.session.connected, 60)
+            assert time.monotonic() - begun < 20
             server.thaw()
