@@ -7,8 +7,8 @@ from rich.console import Console
 
 from rlightning.cluster.overview import overview
 from rlightning.cluster.runs import Run
+from rlightning.cluster.sight import find_sight
 from rlightning.cluster.snapshot import EpisodeView, ServiceView, Snapshot, TableView
-from rlightning.cluster.top import find_sight
 from rlightning.errors import ConfigError
 from rlightning.utils.config import ClientAuthConfig, MainConfig
 
