@@ -189,14 +189,18 @@ class ControlResponse(_message.Message):
     def __init__(self, actor_running: _Optional[bool] = ...) -> None: ...
 
 class EnvServiceDescribeRequest(_message.Message):
-    __slots__ = ("episode_cursor", "trace_cursor", "timing")
+    __slots__ = ("episode_cursor", "trace_cursor", "timing", "max_episodes", "max_traces")
     EPISODE_CURSOR_FIELD_NUMBER: _ClassVar[int]
     TRACE_CURSOR_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    MAX_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TRACES_FIELD_NUMBER: _ClassVar[int]
     episode_cursor: int
     trace_cursor: int
     timing: _session_pb2.Timing
-    def __init__(self, episode_cursor: _Optional[int] = ..., trace_cursor: _Optional[int] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
+    max_episodes: int
+    max_traces: int
+    def __init__(self, episode_cursor: _Optional[int] = ..., trace_cursor: _Optional[int] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., max_episodes: _Optional[int] = ..., max_traces: _Optional[int] = ...) -> None: ...
 
 class EnvServiceDescribeResponse(_message.Message):
     __slots__ = ("library_version", "envs", "actor_running", "env_steps", "episodes", "episode_cursor", "stats", "external_env_ids", "traces", "trace_cursor", "timing")

@@ -38,6 +38,7 @@ from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.wire import (
     Reader,
     Writer,
+    fill_env_meta,
     fill_policy_response,
     fill_value,
     read_env_ret,
@@ -227,6 +228,8 @@ class PolicyService:
         writer = Writer()
         stats = {**host.describe(), "sessions": describe_sessions(self._registry.sessions)}
         fill_value(response.stats, stats, writer)
+        if host.meta is not None:
+            fill_env_meta(response.spec, host.meta, writer)
         stamp(response, arrival)
         return writer.finish(response)
 
