@@ -1,4 +1,4 @@
-"""What deploy/monitoring asks for: the expressions of alerts and panels, and the series that they name."""
+"""What deploy/ asks Prometheus for: the expressions of alerts and panels, and the series they name."""
 
 from __future__ import annotations
 
