@@ -39,6 +39,9 @@ class PolicyInput(EnvRet):
 
     mode: Mode = field(default=Mode.EXPLORE, kw_only=True)
     """Whether to draw from the distribution (explore) or to take the best action (exploit)."""
+    state: Any = field(default=None, kw_only=True)
+    """What the policy remembers of the rows: the nest of `initial_state` with leaves [B, ...]; None
+    for a policy that keeps no state."""
     groups: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
     """Env id and number of rows of each group, in the order of the rows."""
 
@@ -93,12 +96,29 @@ class BasePolicy(ABC):
         """Acts on a batch, under `torch.inference_mode`.
 
         Args:
-            env_ret: A `PolicyInput`: leaves [B, ...] on `self.device`, `mode`, `env_ids`.
+            env_ret: A `PolicyInput`: leaves [B, ...] on `self.device`, `mode`, `env_ids`, `state`.
 
         Returns:
             A response whose every leaf is a tensor or array [B, ...]: `action` and whatever else is
-            to be stored with the transition. It is split and sent to whom each row belongs.
+            to be stored with the transition. It is split and sent to whom each row belongs. A
+            policy that keeps state adds `next_state`, what it remembers from here on: a nest like
+            `env_ret.state`. That is kept for the next step of each row, and not sent.
         """
+
+    def initial_state(self, num_rows: int) -> Any:
+        """Returns what the policy remembers at the beginning of an episode.
+
+        None, unless overridden: the policy keeps no state. One that is recurrent, or looks at the
+        last observations, returns a tensor, or a dict or tuple of such, with the leading
+        dimension `num_rows`, the same for every row. `rollout_step` gets it as `env_ret.state`,
+        of each row its own, whatever shares the batch, and returns `next_state`. A row begins with
+        it again when its episode has ended, or when what came before is lost. A swap of weights
+        does not change what is remembered.
+
+        Args:
+            num_rows: The leading dimension.
+        """
+        return None
 
     def postprocess(
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
