@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from rlightning.errors import ConfigError, PolicyError
 from rlightning.policy.weight_store import write_atomically
-from rlightning.policy.weights import dump_weights, policy_weights
+from rlightning.policy.weights import (
+    dump_weights,
+    load_weights,
+    parse_weights,
+    policy_weights,
+)
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
 from rlightning.utils.config import Config, PolicyConfig, TrainConfig
 
@@ -81,6 +86,8 @@ class BasePolicy(ABC):
         self.role = PolicyRole(role_type)
         self.device = _choose_device(config.device)
         self.env_meta: EnvMeta | None = None
+        # State dicts of optimizers, and what of them `reload` moves back.
+        self._offloaded: list[tuple[dict[str, Any], str]] = []
 
     # What a user writes.
 
@@ -197,16 +204,66 @@ class BasePolicy(ABC):
             optim_cfg = Config(**{"lr": train_config.lr, **optim_cfg.to_dict()})
         self.setup_optimizer(optim_cfg)
 
+    def reset_training_state(
+        self,
+        train_config: TrainConfig | None = None,
+        env_meta: EnvMeta | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Makes network and optimizer anew, as `init_train` did: what a warm-up trained is gone.
+
+        Args:
+            train_config: As for `init_train`.
+            env_meta: Spaces of the envs; those of before if None.
+            seed: Replaces `policy.seed`, and seeds torch while the network is made; None: neither.
+        """
+        meta = self.env_meta if env_meta is None else env_meta
+        if seed is None:
+            self.init_train(train_config, meta)
+            return
+        self.config = self.config.model_copy(update={"seed": seed})
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.init_train(train_config, meta)
+
     def save_checkpoint(self, path: str | Path) -> None:
         """Writes the weights as a safetensors file, atomically."""
         write_atomically(Path(path), dump_weights(policy_weights(self)))
 
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Takes over the weights that `save_checkpoint` wrote.
+
+        Raises:
+            InvalidRequestError: The file holds something else, or they do not fit the network; the
+                weights are what they were.
+        """
+        load_weights(self, parse_weights(Path(path).read_bytes()))
+
     def get_param_fingerprint(self) -> dict[str, float]:
         """Returns the L2 norm of each published tensor, by name."""
-        return {
-            name: float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
-            for name, tensor in policy_weights(self).items()
-        }
+        return fingerprint(policy_weights(self))
+
+    def offload(self) -> None:
+        """Moves networks and the state of optimizers to the CPU, and so frees the device."""
+        for module in self._modules():
+            module.to("cpu")
+        for value in vars(self).values():
+            if not isinstance(value, torch.optim.Optimizer):
+                continue
+            for state in value.state.values():
+                for name, tensor in state.items():
+                    # Some of it is on the CPU by itself, and must stay there.
+                    if isinstance(tensor, Tensor) and not tensor.is_cpu:
+                        state[name] = tensor.cpu()
+                        self._offloaded.append((state, name))
+
+    def reload(self) -> None:
+        """Moves back what `offload` moved."""
+        for module in self._modules():
+            module.to(self.device)
+        for state, name in self._offloaded:
+            state[name] = state[name].to(self.device)
+        self._offloaded.clear()
 
     def _modules(self) -> list[nn.Module]:
         return [value for value in vars(self).values() if isinstance(value, nn.Module)]
@@ -218,6 +275,14 @@ class BasePolicy(ABC):
         for module in self._modules():
             module.to(self.device)
         self.env_meta = env_meta
+
+
+def fingerprint(weights: Mapping[str, Tensor]) -> dict[str, float]:
+    """Returns the L2 norm of each tensor, by name."""
+    return {
+        name: float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
+        for name, tensor in weights.items()
+    }
 
 
 def _choose_device(name: str) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -130,6 +131,9 @@ def _outputs(response: Any, rows: int) -> dict[str, Any]:
 
 
 def _data(response: Any) -> dict[str, Any]:
+    if inspect.iscoroutine(response):
+        response.close()
+        raise PolicyError("rollout_step is a coroutine; write it as a function, which may block")
     if not isinstance(response, PolicyResponse):
         raise PolicyError(f"expected a PolicyResponse, got {type(response).__name__}")
     return response.to_dict()

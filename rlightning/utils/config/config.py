@@ -179,8 +179,10 @@ class PolicyConfig(Config):
             the activation.
         optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
             `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
-        rollout_mode: Documented; `rollout_step` is called as a function here.
-        router_type: How work is spread over several policies.
+        rollout_mode: Whether `PolicyGroup.rollout_batch` returns responses (`sync`) or futures of
+            them (`async`); `rollout_step` is a function in both.
+        router_type: Which policy of a `PolicyGroup` answers an env: the one with the fewest
+            requests (`simple`), or always the same (`node_affinity`).
         weight_buffer: Where weights wait before they are used.
         policy_kwargs: For a `module:Class` to read.
         initial_weights: `none` lets nobody act before the first publish; `random` acts with fresh
