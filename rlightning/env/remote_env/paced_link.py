@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from rlightning.env.remote_env.cameras import CameraEncoder
 from rlightning.env.remote_env.link import AttachLink
 from rlightning.env.remote_env.spool import Spool, SpooledStep
-from rlightning.errors import RemoteError, RLightningError
+from rlightning.errors import EnvError, RemoteError, RLightningError
 from rlightning.types import EnvMeta, PolicyResponse
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.utils.waiting import wait_within
@@ -42,6 +43,8 @@ class PacedLink(AttachLink):
         on_answer: Gets each answer with the step that it is for.
         rpc: Limits and times.
         auth: Token and certificates.
+        cameras: What encodes the pictures that are sent, if any are: as steps come, also while the
+            link is down, so that the spool holds little.
 
     Attributes:
         failure: Why the session has ended for good; None while it has not.
@@ -58,8 +61,9 @@ class PacedLink(AttachLink):
         on_answer: Callable[[SpooledStep, PolicyResponse], None],
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
+        cameras: CameraEncoder | None = None,
     ) -> None:
-        super().__init__(address, meta, client_id, rpc=rpc, auth=auth)
+        super().__init__(address, meta, client_id, rpc=rpc, auth=auth, cameras=cameras)
         self.failure: RLightningError | None = None
         self.uncertain = 0
         self._spool = spool
@@ -73,17 +77,23 @@ class PacedLink(AttachLink):
         self._answers: dict[int, PolicyResponse] = {}
         self._loop = asyncio.get_running_loop()
         self._wake, self._progress = asyncio.Event(), asyncio.Event()
-        self._sender: asyncio.Task[None] | None = None
+        # Steps whose pictures are encoded; with no cameras all are.
+        self._encoded = 0
+        self._came = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, timeout_s: float) -> None:
         """Opens the session as `AttachLink.start` does, and sends from then on."""
         await super().start(timeout_s)
-        self._sender = asyncio.create_task(self._send_all())
+        self._tasks.add(asyncio.create_task(self._send_all()))
+        if self._cameras is not None:
+            self._tasks.add(asyncio.create_task(self._encode_all(self._cameras)))
 
     def wake(self) -> None:
         """Says that there is something to send; any thread may call it, and waits for nothing."""
         with suppress(RuntimeError):  # the loop has been closed meanwhile
-            self._loop.call_soon_threadsafe(self._wake.set)
+            wake = self._wake if self._cameras is None else self._came
+            self._loop.call_soon_threadsafe(wake.set)
 
     async def flush(self, timeout_s: float) -> None:
         """Waits until all steps are acked, as long as a server is there."""
@@ -97,9 +107,10 @@ class PacedLink(AttachLink):
 
     async def close(self) -> None:
         """Ends the session in order and closes the connection."""
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.wait({self._sender})
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await super().close()
 
     async def _send_all(self) -> None:
@@ -112,18 +123,40 @@ class PacedLink(AttachLink):
         except RLightningError as error:
             self.failure = self.failure or error
 
+    async def _encode_all(self, cameras: CameraEncoder) -> None:
+        try:
+            while True:
+                await self._came.wait()
+                self._came.clear()
+                while steps := self._spool.after(self._encoded, steps=1, max_bytes=0):
+                    [step] = steps
+                    self._spool.replace(step.seq, await cameras.encode(step.env_ret))
+                    self._encoded = step.seq
+                    self._wake.set()
+        except Exception as error:
+            self.failure = self.failure or EnvError(f"a picture cannot be encoded: {error}")
+
+    def _newest(self) -> SpooledStep | None:
+        """Returns the newest step that can be sent."""
+        if self._cameras is None:
+            return self._spool.newest
+        ready = self._spool.after(self._encoded - 1, steps=1, max_bytes=0) if self._encoded else []
+        return ready[0] if ready else None
+
     def _next_steps(self) -> list[SpooledStep]:
         session = self._session
         if not session.connected or session.draining or self._settled:
             return []
         room = _MAX_UNACKED - (self._sent - self._spool.taken)
+        if self._cameras is not None:
+            room = min(room, self._encoded - self._sent)
         return self._spool.after(self._sent, steps=room, max_bytes=_MESSAGE_BYTES)
 
     def _encode(self, steps: list[SpooledStep]) -> bytes:
         """Encodes steps, which count as sent from now on."""
         request, writer = self._session.new_request(), Writer()
         request.steps.epoch = self._session.epoch
-        newest = self._spool.newest
+        newest = self._newest()
         for step in steps:
             answer = self._answers.get(step.seq)
             asks = step is newest and step.wants_action and answer is None
@@ -142,8 +175,7 @@ class PacedLink(AttachLink):
         request.hello.wants_acks = True
 
     async def _on_welcome(self, reader: Reader[pb.AttachResponse]) -> None:
-        self.welcomes += 1
-        spool, newest = self._spool, self._spool.newest
+        spool, newest = self._spool, self._newest()
         self._asked.clear()
         if self._session.resumed:
             spool.take(max(spool.taken, reader.message.taken_seq))
