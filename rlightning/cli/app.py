@@ -24,6 +24,7 @@ from rlightning.cli.options import (
     Token,
     TokenFile,
     client_auth,
+    key_values,
     read_run_config,
 )
 from rlightning.cluster.guard import EXIT_FAILED, one_line_errors
@@ -316,6 +317,13 @@ def attach(
         int, typer.Option(help="Steps to keep while the server is away.")
     ] = 10_000,
     spool_mb: Annotated[float, typer.Option(help="Megabytes of them.")] = 256.0,
+    camera: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(
+            metavar="KEY=CODEC[:QUALITY][@WIDTHxHEIGHT]",
+            help="Send pictures as png, jpeg or none, such as wrist=jpeg:80@320x240; repeatable.",
+        ),
+    ] = None,
     token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -338,6 +346,7 @@ def attach(
             max_action_age_ms=max_action_age_ms,
             spool_steps=spool_steps,
             spool_mb=spool_mb,
+            cameras=key_values(camera, "--camera"),
             auth=auth,
         )
 
