@@ -181,7 +181,10 @@ def evaluate(
 
 @app.command()
 def health(
-    address: Annotated[str, typer.Argument(metavar="ADDR", help="HOST:PORT of a service.")],
+    address: Annotated[
+        str,
+        typer.Argument(metavar="ADDR", help="HOST:PORT of a service; a name may have replicas."),
+    ],
     check: Annotated[
         str,
         typer.Option(
@@ -195,12 +198,11 @@ def health(
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Exit 0 if a service is SERVING, else 1."""
+    """Exit 0 if a service is SERVING, all of its replicas if it has several, else 1."""
     import asyncio
 
     from rlightning.errors import ConfigError
-    from rlightning.rpc.health import ServingStatus
-    from rlightning.rpc.health import check as ask
+    from rlightning.rpc.health import ServingStatus, check_replicas
     from rlightning.utils.config.rpc import check_address
 
     with one_line_errors(debug=False):
@@ -209,9 +211,18 @@ def health(
         except ValueError as error:
             raise ConfigError(f"ADDR: {error}") from None
         auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
-        status = asyncio.run(ask(address, check, timeout_s=timeout, auth=auth))
-    typer.echo(status.name)
-    raise typer.Exit(0 if status is ServingStatus.SERVING else EXIT_FAILED)
+        asked = check_replicas(address, check, timeout_s=timeout, auth=auth)
+        answers = asyncio.run(asked)
+        for replica, answer in answers.items():
+            if len(answers) > 1:
+                said = answer.name if isinstance(answer, ServingStatus) else f"error: {answer}"
+                typer.echo(f"{replica}  {said}")
+            elif isinstance(answer, ServingStatus):
+                typer.echo(answer.name)
+            else:
+                raise answer
+    serving = all(answer is ServingStatus.SERVING for answer in answers.values())
+    raise typer.Exit(0 if serving else EXIT_FAILED)
 
 
 @app.command()

@@ -120,7 +120,7 @@ def _backend(
         display.message(f"run folder {run.path}")
         for line in launcher.summary():
             display.message(line)
-        with RemoteBackend(launcher) as remote:
+        with RemoteBackend(launcher, report=display.message) as remote:
             yield remote
 
 

@@ -81,6 +81,14 @@ def test_one_port_is_named_everywhere(name):
     assert f"--listen 127.0.0.1:{port}" in (ROOT / "services" / name / "README.md").read_text()
 
 
+def test_there_may_be_several_env_servers():
+    published = {name: COMPOSE["services"][name]["ports"][0].split(":")[1] for name in PORTS}
+    first, last = map(int, published.pop("env_server").split("-"))
+    assert last - first >= 9
+    assert not {int(port) for port in published.values()} & set(range(first, last + 1))
+    assert load_config(FILES, environ={}).services.env.replica == "auto"
+
+
 @services
 def test_the_health_check_is_a_command_of_ours(name):
     options, _, words = instruction(name, "HEALTHCHECK").partition("CMD ")
