@@ -27,6 +27,7 @@ from rlightning.cli.options import (
     read_run_config,
 )
 from rlightning.cluster.guard import EXIT_FAILED, one_line_errors
+from rlightning.errors import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -102,6 +103,14 @@ def train(
             "with the config of that run.",
         ),
     ] = None,
+    or_anew: Annotated[
+        bool,
+        typer.Option(
+            "--or-anew",
+            help="Start anew where `--resume latest` finds no checkpoint, or `--resume` is empty, "
+            "and say which.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON line on stdout, the rest on stderr.")
     ] = False,
@@ -113,17 +122,27 @@ def train(
     Exits with 0 when the target was reached (without a target: when all steps were taken), else 1.
     """
     with one_line_errors(debug=debug):
-        from rlightning.cluster.past_runs import find_run
+        from rlightning.cluster.past_runs import LATEST, find_resumable, find_run
+        from rlightning.cluster.runs import run_name
         from rlightning.cluster.train import train as run_training
 
-        before = None
+        before, note = None, ""
+        if or_anew and not (configs or config):
+            raise ConfigError("--or-anew: expected a CONFIG to start with")
+        if or_anew and not resume:
+            resume, note = None, "starts anew"
         if resume is not None and not (configs or config):
             before = find_run(resume)
             configs = [before / "config.yaml"]
         effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
-        if resume is not None and before is None:
+        if or_anew and resume == LATEST:
+            before = find_resumable(effective)
+            if before is None:
+                folder = Path(effective.log.log_dir) / run_name(effective)
+                note = f"starts anew: no run in {folder} has a checkpoint"
+        elif resume is not None and before is None:
             before = find_run(resume, effective)
         reached = run_training(
             effective,
@@ -131,6 +150,7 @@ def train(
             quiet=quiet,
             as_json=as_json,
             resume=before,
+            note=note,
         )
     raise typer.Exit(0 if reached else EXIT_FAILED)
 
@@ -201,7 +221,6 @@ def health(
     """Exit 0 if a service is SERVING, all of its replicas if it has several, else 1."""
     import asyncio
 
-    from rlightning.errors import ConfigError
     from rlightning.rpc.health import ServingStatus, check_replicas
     from rlightning.utils.config.rpc import check_address
 
