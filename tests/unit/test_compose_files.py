@@ -13,6 +13,7 @@ import yaml
 
 from rlightning.cli.app import app
 from rlightning.cluster.process import MALLOC_ENV
+from rlightning.errors import ConfigError
 from rlightning.utils.config import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -154,13 +155,27 @@ def test_the_gpu_file_changes_the_image_with_torch_alone():
         assert set(service["build"]["args"]) <= set(COMPOSE["services"]["learner"]["build"]["args"])
 
 
+DURABLE = {"RLIGHTNING__BUFFER": SETTINGS["RLIGHTNING__BUFFER"]}
+
+
 def test_config_keys_among_the_settings_exist_and_show_their_defaults():
     keys = {key: value for key, value in SETTINGS.items() if key.startswith("RLIGHTNING__")}
+    keys = {key: value for key, value in keys.items() if key not in DURABLE}
     assert len(keys) >= 3
     assert load_config(FILES, environ=keys) == load_config(FILES, environ={})
 
 
-@pytest.mark.parametrize("config", ["cartpole.yaml", "minimal.yaml"])
+def test_the_setting_for_a_durable_buffer_fits_a_config_with_replay_and_no_other():
+    replay = [ROOT / "configs" / "cartpole_dqn.yaml", FILES[1]]
+    buffer = load_config(replay, environ=DURABLE).buffer
+    assert (buffer.durability, buffer.restore) == ("process", "latest")
+    assert Path(buffer.data_dir).parts[:2] == ("/", "buffer")
+    assert buffer.capacity == load_config(replay, environ={}).buffer.capacity
+    with pytest.raises(ConfigError, match="data_dir: not with type 'RolloutBuffer'"):
+        load_config(FILES, environ=DURABLE)
+
+
+@pytest.mark.parametrize("config", ["cartpole.yaml", "cartpole_dqn.yaml", "minimal.yaml"])
 def test_every_config_takes_what_compose_adds(config):
     loaded = load_config([ROOT / "configs" / config, FILES[1]], environ={})
     assert loaded.train.after_target == "serve"
@@ -223,9 +238,12 @@ def test_what_is_kept_is_on_a_volume_that_the_image_gives_to_its_user():
     config = load_config(FILES, environ={})
     kept = {"policy_server": ("weights", config.policy.state_dir)}
     kept["learner"] = ("runs", config.log.log_dir)
+    kept["buffer_server"] = ("buffer", "/buffer")
     for service, (volume, folder) in kept.items():
         assert f"{volume}:{folder}" in COMPOSE["services"][service]["volumes"]
-        assert any(folder in rest for word, rest in dockerfile("policy_server") if word == "RUN")
+        image = COMPOSE["services"][service]["image"].removeprefix("rlightning/")
+        owned = [rest for word, rest in dockerfile(image) if word == "RUN" and "install -d" in rest]
+        assert re.search(rf"-o 10001 .*{folder}\b", owned[0])
     assert set(COMPOSE["volumes"]) == {volume for volume, _ in kept.values()}
 
 
