@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,7 +28,13 @@ class ComposeLoader(yaml.SafeLoader):
     """Knows `!override`."""
 
 
-ComposeLoader.add_constructor("!override", ComposeLoader.construct_sequence)
+def _overriding(loader, node):
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node)
+    return loader.construct_sequence(node)
+
+
+ComposeLoader.add_constructor("!override", _overriding)
 
 
 def load(text):
@@ -254,6 +261,32 @@ def test_your_code_is_on_the_import_path():
         assert all(bind["read_only"] for bind in binds)
         assert path in {bind["target"] for bind in binds}
         assert all((ROOT / bind["source"]).is_dir() for bind in binds)
+
+
+def fences(language):
+    text = (ROOT / "docs" / "your-code.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_an_image_of_yours_is_derived_in_two_lines_and_replaces_ours():
+    (derived,), (override,) = fences("dockerfile"), fences("yaml")
+    first, second = derived.splitlines()
+    base, requirement = first.removeprefix("FROM "), second.rpartition("'rlightning[")[2]
+    assert second.startswith("RUN python -m pip install ")
+    assert requirement.removesuffix("]'") in metadata("rlightning").get_all("Provides-Extra")
+    services = load(override)["services"]
+    assert base in {COMPOSE["services"][name]["image"] for name in services}
+    for service in services.values():
+        assert service["build"] == {"context": "project"}
+        assert service["image"] != base
+
+
+@services
+def test_what_a_derived_image_installs_is_found_and_belongs_to_its_user(name):
+    base = environment(name)["PYTHONUSERBASE"]
+    assert environment(name)["PATH"] == f"$PATH:{base}/bin"
+    (made,) = (rest for word, rest in dockerfile(name) if word == "RUN" and "install -d" in rest)
+    assert re.search(rf"-o 10001 -g 10001 .*{base}\b", made)
 
 
 @pytest.mark.parametrize("extra", ["serve", "buffer", "policy", "learn"])
