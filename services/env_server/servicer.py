@@ -13,6 +13,7 @@ from rlightning.env.control import Quorum
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
 from rlightning.env.hosting import HostedGroup, host_envs
 from rlightning.env.remote_client import SERVICE
+from rlightning.env.replica import replica_name
 from rlightning.env.step_sessions import DrivenGroup, StepSessions
 from rlightning.errors import (
     ConfigError,
@@ -118,6 +119,7 @@ class EnvService:
             seed=config.train.seed,
             log=self._log,
             inline_below_us=services.env.step_inline_below_us,
+            replica=replica_name(services.env.replica),
         )
         acted = [group for group in self._groups if group.config.driver == "actor"]
         self._driver = Driver(
