@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +142,7 @@ class InProcessBackend:
             columns["sample_index"], priorities, columns["sample_generation"]
         )
 
-    def snapshot(self) -> str | None:
+    def snapshot(self, keep: Sequence[str]) -> str | None:
         """Returns None: what is in memory has no snapshots."""
         return None
 

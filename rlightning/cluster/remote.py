@@ -174,16 +174,20 @@ class RemoteBackend:
             with contextlib.suppress(InvalidRequestError):
                 self._patiently(partial(_update_priorities, buffer, rows))
 
-    def snapshot(self) -> str | None:
+    def snapshot(self, keep: Sequence[str]) -> str | None:
         """Lets the buffer server write a snapshot and returns its name; None if it writes none.
 
         Several buffer servers write one each, and the names are joined by commas.
+
+        Args:
+            keep: As of `Backend.snapshot`.
         """
-        made = [
-            self._loop.run(buffer.checkpoint(timeout_s=_SNAPSHOT_S)) for buffer in self._buffers
-        ]
+        made = []
+        for number, buffer in enumerate(self._buffers):
+            mine = [name for names in keep for name in names.split(",")[number : number + 1]]
+            made.append(self._loop.run(buffer.checkpoint(mine, timeout_s=_SNAPSHOT_S)))
         written = [one.name for one in made if one is not None]
-        return ",".join(written) or None
+        return ",".join(written) if len(written) == len(made) else None
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""

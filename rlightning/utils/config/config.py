@@ -241,6 +241,7 @@ class TrainConfig(Config):
         parallel: `ddp` trains on several devices.
         eval_interval: Rollout batches between evaluations; -1: none.
         save_interval: Batches between checkpoints; -1: only the last.
+        save_keep: Checkpoints to go on from that are kept, the last ones; and the best weights.
         save_dir: Directory of checkpoints; None: `checkpoints/` of the run.
     """
 
@@ -257,6 +258,7 @@ class TrainConfig(Config):
     parallel: Literal["ddp"] | None = None
     eval_interval: int = -1
     save_interval: int = -1
+    save_keep: int = Field(default=2, ge=1)
     save_dir: str | None = None
 
 
