@@ -24,6 +24,7 @@ from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.prepare import (
     check_batch_size,
     check_learner,
+    check_lockstep,
     make_save_dir,
     own_state,
     prepare,
@@ -74,6 +75,7 @@ def train(
     prepared = prepare(config)
     check_learner(prepared)
     check_batch_size(prepared)
+    check_lockstep(prepared)
     checkpoint = None if resume is None else checkpoint_to_resume(resume, prepared)
     make_save_dir(prepared)
     # Loading the learner's libraries takes seconds, beside the start of the services.
