@@ -112,6 +112,12 @@ def train(
             "and say which.",
         ),
     ] = False,
+    lockstep: Annotated[
+        bool,
+        typer.Option(
+            "--lockstep", help="Let envs and learner take turns: slow, and the same every time."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON line on stdout, the rest on stderr.")
     ] = False,
@@ -135,6 +141,8 @@ def train(
         if resume is not None and not (configs or config):
             before = find_run(resume)
             configs = [before / "config.yaml"]
+        if lockstep:
+            overrides = [*(overrides or []), "train.lockstep=true"]
         effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )

@@ -24,13 +24,14 @@ from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.prepare import (
     check_batch_size,
     check_learner,
+    check_lockstep,
     make_save_dir,
     own_state,
     prepare,
 )
 from rlightning.cluster.progress import Progress, describe_run, number
 from rlightning.cluster.remote import RemoteBackend
-from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint
+from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint, restore_buffer
 from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
 from rlightning.learner.loop import LearnerStats
@@ -76,6 +77,7 @@ def train(
     prepared = prepare(config)
     check_learner(prepared)
     check_batch_size(prepared)
+    check_lockstep(prepared)
     checkpoint = None if resume is None else checkpoint_to_resume(resume, prepared)
     make_save_dir(prepared)
     # Loading the learner's libraries takes seconds, beside the start of the services.
@@ -90,6 +92,8 @@ def train(
             if checkpoint is not None:
                 run.manifest["resumed"] = str(checkpoint.path)
                 display.message(f"resumes {checkpoint.path}, {checkpoint.env_steps:,} env steps")
+                if line := restore_buffer(checkpoint, prepared):
+                    display.message(line)
             for key in keys_without_effect(prepared):
                 display.message(f"note: '{key}' has no effect here")
             with _backend(prepared, run, display, in_process=in_process) as backend:
@@ -151,7 +155,8 @@ def _learn(
             algorithm = learner.build_learner(config, backend.env_metas()[0])
             if checkpoint is not None:
                 load_checkpoint(checkpoint, algorithm)
-            keeper = Keeper(config, run, backend, monitor, algorithm)
+            resumed = None if checkpoint is None else checkpoint.buffer_snapshot
+            keeper = Keeper(config, run, backend, monitor, algorithm, resumed)
             hooks: dict[str, Any] = {
                 "stop": stop,
                 "on_update": monitor.updated,

@@ -13,6 +13,7 @@ from rlightning.learner.dqn import DQN, QNetwork
 from rlightning.learner.loop import Algorithm
 from rlightning.learner.own_loss import OwnLoss
 from rlightning.learner.ppo import PPO, ActorCritic
+from rlightning.learner.random_stream import RandomStream
 from rlightning.learner.replay_loop import ReplayAlgorithm
 from rlightning.learner.sac import SAC, SquashedActorCritics
 from rlightning.learner.vtrace import VTracePPO
@@ -60,7 +61,10 @@ def build_learner(config: MainConfig, env_meta: EnvMeta) -> Algorithm:
     """
     torch.set_num_threads(config.learner.torch_threads)
     policy = build_policy(config.policy, "train")
-    policy.init_train(config.train, env_meta)
+    # Networks of the user's own draw from the global generator: they begin with the same weights in
+    # every process, too.
+    with RandomStream(config.policy.seed or 0, policy.device)():
+        policy.init_train(config.train, env_meta)
     name = config.learner.algorithm
     if ":" in name:
         make = _find(name)

@@ -60,6 +60,15 @@ class Source(Protocol):
         """Lets the policy act with new weights; returns when it does."""
         ...
 
+    def collect(self, begin: int, stop: Callable[[], bool]) -> None:
+        """Lets the envs take a round of lockstep, and returns when it is stored.
+
+        Args:
+            begin: Env steps before it, those of the run that this one goes on from included.
+            stop: Asked while waiting; if it says so, the round is left to itself.
+        """
+        ...
+
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""
         ...
@@ -159,6 +168,8 @@ def train_loop(
     another learner, is off-policy by a distance that no version tells. A batch with such rows is
     left out whole.
 
+    In lockstep, each update is made from a round of its own, which is collected meanwhile.
+
     The budget is looked at after each update, so there is at least one, and the envs do some more
     steps than `max_env_steps` before the last one ends.
 
@@ -182,7 +193,7 @@ def train_loop(
     """
     stats = LearnerStats() if stats is None else stats
     before = stats.env_steps
-    stats.policy_version = first_version = max(source.policy_version(), stats.policy_version) + 1
+    stats.policy_version = first_version = next_version(source, stats, train)
     weights = algorithm.weights()
     times = _PublishTimes()
     source.publish(stats.policy_version, weights)
@@ -192,6 +203,8 @@ def train_loop(
             stop() or stats.env_steps >= train.max_env_steps or stats.updates == train.max_epochs
         ):
             asked = time.monotonic()
+            if train.lockstep:
+                source.collect(stats.env_steps, stop)
             columns = _wait_for_batch(source, stop)
             if columns is None:
                 break
@@ -239,6 +252,18 @@ def train_loop(
     finally:
         save(stats, weights)
     return stats
+
+
+def next_version(source: Source, stats: LearnerStats, train: TrainConfig) -> int:
+    """Returns the version under which to publish the weights that learning begins with.
+
+    It is above every one that was used. In lockstep, a policy that is new gets the weights of the
+    checkpoint under the version that they had, so that versions repeat themselves too.
+    """
+    newest = source.policy_version()
+    if train.lockstep and newest < stats.policy_version:
+        return stats.policy_version
+    return max(newest, stats.policy_version) + 1
 
 
 class _PublishTimes:

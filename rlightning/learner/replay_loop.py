@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from rlightning.learner.loop import Algorithm, LearnerStats, Source, Update
+from rlightning.learner.loop import Algorithm, LearnerStats, Source, Update, next_version
 from rlightning.utils.config import LearnerConfig, TrainConfig
 
 # How often to ask how far the envs are: each time may be a call over the network.
@@ -96,7 +96,7 @@ def train_from_replay(
     For each env step there are `learner.updates_per_step` updates. The learner waits for env steps;
     actors that are `learner.max_lead` ahead of the updates are paused, but take so many steps more
     when the learner waits for data. Rows of any weights are learned from, as far as
-    `learner.max_staleness` allows.
+    `learner.max_staleness` allows. In lockstep, a round is collected whenever no update is due.
 
     Args:
         algorithm: What learns.
@@ -121,7 +121,7 @@ def train_from_replay(
     stats = LearnerStats() if stats is None else stats
     before = stats.env_steps
     pace = Pace(learner, train.max_env_steps)
-    stats.policy_version = max(source.policy_version(), stats.policy_version)
+    stats.policy_version = next_version(source, stats, train) - 1
     weights, published_at = b"", -1
     holding, asked = False, 0.0
 
@@ -141,7 +141,7 @@ def train_from_replay(
             if not holding and time.monotonic() - asked >= _ASK_EVERY_S:
                 stats.env_steps = before + source.env_steps()
                 asked = time.monotonic()
-            hold = pace.hold(stats.env_steps, stats.updates)
+            hold = not train.lockstep and pace.hold(stats.env_steps, stats.updates)
             if hold != holding:
                 source.hold(hold)
                 holding, asked = hold, 0.0
@@ -149,7 +149,11 @@ def train_from_replay(
                 if stats.env_steps >= train.max_env_steps:
                     break
                 source.check()
-                time.sleep(_ASK_EVERY_S)
+                if train.lockstep:
+                    source.collect(stats.env_steps, stop)
+                    asked = 0.0
+                else:
+                    time.sleep(_ASK_EVERY_S)
                 continue
             source.check()
             begun = time.monotonic()

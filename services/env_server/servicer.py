@@ -282,7 +282,16 @@ class EnvService:
             await self._command(request.env)
         if request.actor == pb.ACTOR_COMMAND_START:
             self._control.start()
-        return pb.ControlResponse(actor_running=self._control.running)
+        collected = request.HasField("collect") and await self._collect(request.collect)
+        return pb.ControlResponse(actor_running=self._control.running, collected=collected)
+
+    async def _collect(self, asked: pb.CollectRound) -> bool:
+        if not self._config.train.lockstep or self._driver is None:
+            raise PreconditionError("no round is collected here: train.lockstep is false")
+        for name, value, least in (("begin", asked.begin, 0), ("steps", asked.steps, 1)):
+            if not least <= value < 2**40:
+                raise InvalidRequestError(f"collect.{name}: expected {least} to 2^40, got {value}")
+        return await self._driver.collect(asked.begin, asked.steps)
 
     async def _command(self, command: pb.EnvCommand) -> None:
         name = _ENV_COMMANDS.get(command)

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,7 @@ class PolicyService:
 
     def __init__(self, config: MainConfig) -> None:
         self._config = config.policy
+        self._lockstep = config.train.lockstep
         self._measures = config.log.latency
         self._rpc = config.services.policy.rpc
         self._host: PolicyHost | None = None
@@ -101,7 +103,8 @@ class PolicyService:
         # In a thread, since the import takes a second or more and health must answer meanwhile.
         await asyncio.to_thread(preload_torch)
         module: Any = await asyncio.to_thread(import_module, "rlightning.policy.host")
-        host: PolicyHost = await asyncio.to_thread(module.PolicyHost, self._config)
+        make = partial(module.PolicyHost, self._config, lockstep=self._lockstep)
+        host: PolicyHost = await asyncio.to_thread(make)
         if not self._measures:
             host.batcher.stats.latency = LatencyStats(enabled=False)
         await host.start()

@@ -22,6 +22,7 @@ from rlightning.cluster.logs import JsonFormatter
 from rlightning.cluster.prepare import (
     check_batch_size,
     check_default_table,
+    check_lockstep,
     make_save_dir,
     own_state,
     prepare,
@@ -185,6 +186,25 @@ def test_a_run_needs_the_table_that_it_samples():
     check_default_table(make_config(buffer={"tables": {"default": {}, "real": {}}}))
     with pytest.raises(ConfigError, match=r"^buffer.tables: .* 'default', got \['real'\]"):
         check_default_table(make_config(buffer={"tables": {"real": {}}}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"services": {"policy": {"address": "h:1"}}}, "services.policy.address"),
+        ({"services": {"env": {"min_clients": 1}}}, "services.env.min_clients"),
+        ({"buffer": {"tables": {"default": {}}}}, "buffer.tables"),
+        ({"buffer": {"storage": {"type": "sharded", "num_shards": 2}}}, "buffer.storage.type"),
+        (
+            {"buffer": {"type": "ReplayBuffer", "capacity": 9, "rate_limiter": {"min_size": 2}}},
+            "buffer.rate_limiter",
+        ),
+    ],
+)
+def test_lockstep_refuses_what_comes_when_it_comes(sections, key):
+    check_lockstep(make_config(**sections))
+    with pytest.raises(ConfigError, match=rf"^train.lockstep: .*{key}"):
+        check_lockstep(make_config(**sections, train={"lockstep": True}))
 
 
 def test_weights_are_kept_in_the_runs_own_folder(tmp_path):
