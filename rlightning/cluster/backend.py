@@ -39,6 +39,11 @@ class Backend(ReplaySource, Protocol):
     service is gone for good.
     """
 
+    @property
+    def config(self) -> MainConfig:
+        """The effective config: services that the run has started have the addresses they bound."""
+        ...
+
     def env_metas(self) -> list[EnvMeta]:
         """Returns the spaces and sizes of the envs, one entry per group of rows."""
         ...

@@ -119,6 +119,11 @@ class InProcessBackend:
             writer.close()
         await self._host.close()
 
+    @property
+    def config(self) -> MainConfig:
+        """The config, in which no service has an address."""
+        return self._config
+
     def env_metas(self) -> list[EnvMeta]:
         """Returns the spaces and sizes of the envs, one entry per group of rows."""
         return [group.meta for group in self._groups]

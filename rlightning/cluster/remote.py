@@ -60,13 +60,19 @@ class RemoteBackend:
 
     Args:
         launcher: Has started its services.
+        world_size: How many learners share the data; this one is rank 0.
         report: Takes one line for people; called from several threads.
     """
 
     def __init__(
-        self, launcher: LocalLauncher, *, report: Callable[[str], None] = lambda text: None
+        self,
+        launcher: LocalLauncher,
+        world_size: int = 1,
+        *,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._launcher = launcher
+        self._world_size = world_size
         self._report = report
         self._loop = shared_loop()
         self._latency = LatencyStats("first_use")
@@ -100,7 +106,9 @@ class RemoteBackend:
         self._policy = PolicyClient(**dial(services.policy))
         self._buffers = buffer_clients(self._launcher.config)
         size = batch_size(self._launcher.config) or 0
-        self._samples = sample_client(self._launcher.config, batch_size=size)
+        self._samples = sample_client(
+            self._launcher.config, batch_size=size, world_size=self._world_size
+        )
         self._publisher = WeightPublisher(self._policy)
         self._publisher.start()
 
@@ -108,6 +116,11 @@ class RemoteBackend:
         await self._publisher.close()
         clients = (self._samples, *self._buffers, self._policy, self._env)
         await asyncio.gather(*(client.close() for client in clients))
+
+    @property
+    def config(self) -> MainConfig:
+        """The config of the launcher, with the addresses that were bound."""
+        return self._launcher.config
 
     def env_metas(self) -> list[EnvMeta]:
         """Returns the spaces and sizes of the envs, one entry per group of rows.
@@ -171,7 +184,7 @@ class RemoteBackend:
         self._loop.run(self._samples.ack())  # a rollout that is used makes room
         steps = self._launcher.config.buffer.rollout_length
         while not self._patiently(
-            lambda timeout_s: self._env.collect(begin, steps, timeout_s=timeout_s + _ROUND_S)
+            lambda timeout_s: self._env.collect(begin, steps, timeout_s + _ROUND_S)
         ):
             if stop():
                 return
@@ -316,18 +329,23 @@ def buffer_clients(config: MainConfig) -> list[BufferClient]:
     return [BufferClient(address, **options) for address in config.buffer_addresses]
 
 
-def sample_client(config: MainConfig, *, batch_size: int = 0) -> SampleClient | ShardedSampleClient:
+def sample_client(
+    config: MainConfig, *, batch_size: int = 0, rank: int = 0, world_size: int = 1
+) -> SampleClient | ShardedSampleClient:
     """Returns what takes batches from the buffer server of a config, or from all of its shards.
 
     Args:
         config: The config.
         batch_size: Transitions in a batch; 0 for rollouts.
+        rank: Which of `world_size` learners will take them, where there is one buffer server.
+        world_size: How many learners there are.
     """
     options = dial_options(config.services.buffer)
     if config.buffer.storage.type == "sharded":
         return ShardedSampleClient(config.buffer, batch_size=batch_size, **options)
     # In lockstep nothing is drawn before its time.
     options["prefetch"] = 0 if config.train.lockstep else 1
+    options |= {"rank": rank, "world_size": world_size}
     return SampleClient(config.buffer_addresses[0], batch_size=batch_size, **options)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlightning.latency import LatencyStats
 from rlightning.latency.histogram import Counts
+from rlightning.learner.ranks import ALONE, Order, Ranks
 from rlightning.utils.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def train_loop(
     published: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     save: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     stats: LearnerStats | None = None,
+    ranks: Ranks = ALONE,
 ) -> LearnerStats:
     """Learns until it is told to stop, or the envs have executed all steps of the budget.
 
@@ -183,6 +185,7 @@ def train_loop(
         save: Called with a checkpoint: every `save_interval` updates, and with the newest weights
             at the end, whatever ended the loop.
         stats: Goes on from this and counts into it.
+        ranks: Other learners, each with its share of every rollout.
 
     Returns:
         `stats`, or a new one.
@@ -212,8 +215,9 @@ def train_loop(
             stats.latency.record("sample_wait", got - asked)
             versions = np.asarray(columns["policy_version"])
             known = versions[versions >= 0]
-            if (known < first_version).any():
-                stats.skipped_rows += versions.size
+            ranks.order(Order.TAKE)
+            if ranks.oldest(known) < first_version:
+                stats.skipped_rows += versions.size * ranks.world_size
                 continue
             ages = stats.policy_version - known
             oldest = int(ages.max()) if ages.size else None
@@ -222,10 +226,11 @@ def train_loop(
                 stats.latency.record("staleness", staleness_s)
             for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
                 stats.staleness.record(float(age), int(count))
+            ranks.order(Order.UPDATE, stats.policy_version)
             metrics = algorithm.update(columns)
             weights = algorithm.weights()
             stats.updates += 1
-            stats.rows += versions.size
+            stats.rows += versions.size * ranks.world_size
             if oldest is not None:
                 stats.max_staleness = max(oldest, stats.max_staleness or 0)
             stats.policy_version += 1

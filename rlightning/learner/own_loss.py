@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rlightning.learner.random_stream import RandomStream
+from rlightning.learner.ranks import ALONE, Ranks
 from rlightning.policy import BasePolicy
 from rlightning.policy.weights import dump_weights, policy_weights
 from rlightning.utils.config import LearnerConfig, TrainConfig
@@ -25,15 +26,22 @@ class OwnLoss:
 
     Attributes:
         policy: The policy in training.
+        ranks: Learners with which it shares its gradients, whenever an optimizer takes a step; the
+            policy has clipped them before.
     """
 
     priorities = None
+    ranks: Ranks = ALONE
 
     def __init__(
         self, policy: BasePolicy, config: LearnerConfig, train: TrainConfig, *, seed: int
     ) -> None:
         self.policy = policy
         self._random = RandomStream(seed, policy.device)
+        self._rows = 0
+        for part in self._parts().values():
+            if isinstance(part, torch.optim.Optimizer):
+                part.register_step_pre_hook(self._average)
 
     def update(self, columns: Mapping[str, Any]) -> dict[str, float]:
         """Gives the policy a batch and lets it learn.
@@ -45,6 +53,7 @@ class OwnLoss:
         Returns:
             What `train` returned; names without a "/" are put under `losses/`.
         """
+        self._rows = len(columns["reward"])
         self.policy.update_dataset(columns)
         with self._random():
             figures = self.policy.train() or {}
@@ -83,7 +92,12 @@ class OwnLoss:
             part.load_state_dict(state["parts"][name])
         for name, generator in generators.items():
             generator.set_state(state["generators"][name])
-        self._random.states = list(state["random"])
+        if self.ranks.rank == 0:  # others draw on from their own
+            self._random.states = list(state["random"])
+
+    def _average(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        groups = optimizer.param_groups
+        self.ranks.average([one for group in groups for one in group["params"]], self._rows)
 
     def _parts(self) -> dict[str, nn.Module | torch.optim.Optimizer]:
         return {

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlightning.learner.loop import Algorithm, LearnerStats, Source, Update, next_version
+from rlightning.learner.ranks import ALONE, Order, Ranks
 from rlightning.utils.config import LearnerConfig, TrainConfig
 
 # How often to ask how far the envs are: each time may be a call over the network.
@@ -90,6 +91,7 @@ def train_from_replay(
     published: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     save: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     stats: LearnerStats | None = None,
+    ranks: Ranks = ALONE,
 ) -> LearnerStats:
     """Learns until it is told to stop, or all updates of the budget's env steps are done.
 
@@ -110,6 +112,7 @@ def train_from_replay(
         save: Called with a checkpoint: every `save_interval` updates, and with the newest weights
             at the end, whatever ended the loop.
         stats: Goes on from this and counts into it.
+        ranks: Other learners, which make the same updates from batches of their own.
 
     Returns:
         `stats`, or a new one.
@@ -167,9 +170,10 @@ def train_from_replay(
                 # There is none yet, since episodes are stored whole, or all rows are too old.
                 pace.grant(stats.env_steps)
                 continue
+            ranks.order(Order.UPDATE, stats.policy_version)
             metrics = algorithm.update(columns)
             stats.updates += 1
-            stats.rows += len(columns["reward"])
+            stats.rows += len(columns["reward"]) * ranks.world_size
             if algorithm.priorities is not None and "sample_index" in columns:
                 source.update_priorities(columns, algorithm.priorities)
             stats.latency.record("update", time.monotonic() - got)
@@ -190,17 +194,27 @@ def train_from_replay(
     return stats
 
 
+def fresh_rows(
+    columns: Mapping[str, Any], version: int, max_staleness: int | None
+) -> Mapping[str, Any]:
+    """Returns those rows of a batch that are at most `max_staleness` versions older than one."""
+    if max_staleness is None:
+        return columns
+    versions = np.asarray(columns["policy_version"])
+    fresh = (versions < 0) | (versions >= version - max_staleness)
+    if fresh.all():
+        return columns
+    return {name: _rows(value, fresh) for name, value in columns.items()}
+
+
 def _fresh(
     columns: Mapping[str, Any], stats: LearnerStats, max_staleness: int | None
 ) -> tuple[Mapping[str, Any] | None, npt.NDArray[np.int64]]:
     """Returns the rows that are not too old, None if all are, and the ages of those known."""
+    rows = len(columns["policy_version"])
+    columns = fresh_rows(columns, stats.policy_version, max_staleness)
     versions = np.asarray(columns["policy_version"])
-    if max_staleness is not None:
-        fresh = (versions < 0) | (versions >= stats.policy_version - max_staleness)
-        stats.skipped_rows += int((~fresh).sum())
-        if not fresh.all():
-            columns = {name: _rows(value, fresh) for name, value in columns.items()}
-            versions = versions[fresh]
+    stats.skipped_rows += rows - len(versions)
     ages = (stats.policy_version - versions[versions >= 0]).astype(np.int64)
     if ages.size:
         stats.max_staleness = max(int(ages.max()), stats.max_staleness or 0)

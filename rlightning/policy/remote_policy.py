@@ -34,8 +34,8 @@ from rlightning.wire import (
     Reader,
     Writer,
     fill_env_ret,
-    read_env_meta,
     fill_value,
+    read_env_meta,
     read_policy_response,
     read_value,
 )

@@ -3,6 +3,7 @@
 import errno
 import logging
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -120,6 +121,26 @@ def test_ctrl_c_before_a_command_began_has_no_traceback(monkeypatch):
     monkeypatch.setattr("os._exit", codes.append)
     main()
     assert codes == [130]
+
+
+def test_a_process_ends_with_the_one_that_started_it():
+    script = (
+        "import time; from rlightning.cluster.interrupt import *; interrupt_without_parent(); "
+        "print('up', flush=True); time.sleep(60)"
+    )
+    # A shell that is killed leaves its child behind.
+    shell = subprocess.Popen(
+        ["sh", "-c", '"$0" -c "$1" & echo $!; wait', sys.executable, script],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert shell.stdout is not None
+    with shell.stdout as out:
+        assert int(out.readline()) > 0
+        assert out.readline() == "up\n"
+        shell.kill()
+        shell.wait()
+        assert out.read() == ""  # which ends with the child
 
 
 def test_nohup_keeps_a_command_running():

@@ -253,7 +253,9 @@ class TrainConfig(Config):
         max_epochs: Batches to learn from at most; -1: no limit.
         max_rollout_steps: Documented; `buffer.rollout_length` decides here.
         max_eval_rollout_steps: Documented; no effect on a training run here.
-        parallel: `ddp` trains on several devices.
+        parallel: `ddp` makes sure that torchrun has started this: several learners, each with its
+            share of the data and `batch_size` rows of its own. Under torchrun they are that in any
+            case.
         eval_interval: Rollout batches between evaluations; -1: none.
         save_interval: Batches between checkpoints; -1: only the last.
         save_keep: Checkpoints to go on from that are kept, the last ones; and the best weights.

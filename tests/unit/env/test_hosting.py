@@ -12,8 +12,8 @@ import pytest
 from rlightning.env import BaseEnv
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
 from rlightning.env.hosting import HostedGroup, StepPlacement, group_name, host_envs
-from rlightning.env.replica import replica_name, replica_seed
 from rlightning.env.lockstep import Round
+from rlightning.env.replica import replica_name, replica_seed
 from rlightning.errors import ConfigError, EnvError, ResetNeededError
 from rlightning.types import ActionSource, EnvRet
 from rlightning.utils.config import Config

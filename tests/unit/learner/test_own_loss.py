@@ -40,15 +40,20 @@ class Drawing(BasePolicy):
         return {"loss": float(loss.detach())}
 
 
-def make_learner(seed=1):
-    config = MainConfig.from_dict(
+META = EnvMeta("env", gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (3,), np.float32), 4)
+
+
+def make_config(seed=1, algorithm="policy"):
+    return MainConfig.from_dict(
         {
             "policy": {"type": f"{__name__}:Drawing", "seed": seed, "device": "cpu"},
-            "learner": {"algorithm": "policy"},
+            "learner": {"algorithm": algorithm},
         }
     )
-    space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
-    return build_learner(config, EnvMeta("env", gym.spaces.Discrete(2), space, 4))
+
+
+def make_learner(seed=1):
+    return build_learner(make_config(seed), META)
 
 
 COLUMNS = {"reward": np.ones(4, np.float32)}
