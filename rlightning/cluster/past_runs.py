@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlightning.cluster.runs import run_name
 from rlightning.errors import ConfigError
-from rlightning.learner.checkpoints import Checkpoint
+from rlightning.learner.checkpoints import MANIFEST, Checkpoint
 from rlightning.utils.config import MainConfig, load_config
 
 LATEST = "latest"
@@ -36,6 +36,22 @@ def find_run(name: str, config: MainConfig | None = None) -> Path:
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder} is no folder of a run: there is no config.yaml")
     return folder.resolve()
+
+
+def find_resumable(config: MainConfig) -> Path | None:
+    """Returns the folder of the newest run of a config's name that kept a checkpoint; None: none.
+
+    A run that was killed before its first checkpoint is passed over.
+    """
+    runs = [
+        entry
+        for entry in (Path(config.log.log_dir) / run_name(config)).glob("*")
+        if entry.name.isdigit() and (entry / "config.yaml").is_file()
+    ]
+    for run in sorted(runs, key=lambda run: int(run.name), reverse=True):
+        if (_checkpoints_of(run, config_of(run)) / LATEST / MANIFEST).is_file():
+            return run.resolve()
+    return None
 
 
 def config_of(run: Path) -> MainConfig:
@@ -72,8 +88,12 @@ def read_checkpoint(run: Path, link: str, config: MainConfig) -> Checkpoint:
     Raises:
         ConfigError: There is none, or it is damaged.
     """
-    save_dir = config.train.save_dir
-    folder = run / "checkpoints" if save_dir is None else Path(save_dir)
+    folder = _checkpoints_of(run, config)
     if link == "best" and not (folder / link).exists():
         link = LATEST
     return Checkpoint.read(folder / link)
+
+
+def _checkpoints_of(run: Path, config: MainConfig) -> Path:
+    save_dir = config.train.save_dir
+    return run / "checkpoints" if save_dir is None else Path(save_dir)

@@ -84,12 +84,16 @@ class ActResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[ActWelcome, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., answer: _Optional[_Union[ActAnswer, _Mapping]] = ..., drain: _Optional[_Union[_session_pb2.Drain, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class ActWelcome(_message.Message):
-    __slots__ = ("session", "policy_version")
+    __slots__ = ("session", "policy_version", "recurrent", "initial_state")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RECURRENT_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_STATE_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Welcome
     policy_version: int
-    def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., policy_version: _Optional[int] = ...) -> None: ...
+    recurrent: bool
+    initial_state: _tensor_pb2.Value
+    def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., policy_version: _Optional[int] = ..., recurrent: _Optional[bool] = ..., initial_state: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ...) -> None: ...
 
 class ActAnswer(_message.Message):
     __slots__ = ("seq", "response", "error", "stages", "state")
