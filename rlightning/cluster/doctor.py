@@ -196,7 +196,10 @@ async def unreachable(target: Target, where: str, error: RemoteError) -> Finding
     """Returns why a service does not answer, as far as its port tells."""
     role = target.section
     address, message = target.address, str(error)
-    start = f"is it running? rlightning serve CONFIG starts it, or python -m services.{role}_server"
+    start = (
+        "is it running? rlightning serve CONFIG starts it, or python -m "
+        f"rlightning.services.{role}_server"
+    )
     fix = start
     if address.startswith(("unix:", "unix-abstract:")):
         return Finding("error", "reach", where, message, fix)
@@ -279,8 +282,13 @@ def look_at_link(where: str, link: Link) -> Iterator[Finding]:
         "link",
         where,
         f"round trip {duration(link.rtt_s)} (least {duration(link.rtt_min_s)}), jitter "
-        f"{duration(link.jitter_s)}, {link.up_mbit_s:.3g} Mbit/s up, {link.down_mbit_s:.3g} down",
+        f"{duration(link.jitter_s)}, {_rate(link.up_mbit_s)} Mbit/s up, {_rate(link.down_mbit_s)} "
+        "down",
     )
+
+
+def _rate(mbit_s: float) -> str:
+    return f"{mbit_s:,.0f}" if mbit_s >= 100 else f"{mbit_s:.3g}"
 
 
 def _clock(where: str, clocks: Clocks | None) -> Iterator[Finding]:
