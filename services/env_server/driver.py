@@ -32,6 +32,7 @@ from rlightning.latency.trace import TraceLog
 from rlightning.policy.remote_policy import PolicyClient
 from rlightning.rpc.metrics import Metrics
 from rlightning.utils.config import BufferConfig, MainConfig
+from rlightning.utils.log_fields import add_log_fields
 
 from .unasked import UnaskedSteps
 
@@ -258,6 +259,7 @@ class Driver:
 
     async def _guarded(self, actor: _Actor, work: Coroutine[Any, Any, None]) -> None:
         env_id = actor.group.env_id
+        add_log_fields(env_id=env_id)
         try:
             await work
         except Exception as error:
@@ -270,6 +272,7 @@ class Driver:
 
     async def _drive_attached(self, actor: _Actor, group: AttachedGroup) -> None:
         """Drives one client's env; what goes wrong there is told to that client alone."""
+        add_log_fields(env_id=group.env_id)
         try:
             await actor.run()
         except Exception as error:

@@ -1,7 +1,6 @@
 """Small parts of the cluster: exit codes, seeds, state folders, reasons of a death."""
 
 import errno
-import logging
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from rlightning.cluster.guard import (
 from rlightning.cluster.init import write_project
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.launcher import last_words, written_reason
-from rlightning.cluster.logs import JsonFormatter
 from rlightning.cluster.prepare import (
     check_batch_size,
     check_default_table,
@@ -283,12 +281,6 @@ def test_children_read_no_overrides(monkeypatch):
     environment = child_environment({"EXTRA": "too"})
     assert "RLIGHTNING__TRAIN__LR" not in environment
     assert (environment["KEPT"], environment["EXTRA"]) == ("yes", "too")
-
-
-def test_json_log_lines():
-    record = logging.LogRecord("a.b", logging.INFO, "f", 1, "got %d", (3,), None)
-    line = JsonFormatter("env_server").format(record)
-    assert '"level": "INFO", "service": "env_server", "logger": "a.b", "message": "got 3"' in line
 
 
 def test_a_project_is_written_once(tmp_path):

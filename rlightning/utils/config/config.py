@@ -370,6 +370,8 @@ class LogConfig(Config):
 
     Attributes:
         level: Least important log lines to write.
+        format: How services write them: `human`; `json`, one object a line; or `auto`, for people
+            on a terminal and into a file, and JSON into a pipe.
         backend: Where scalars go: `tensorboard` files in the run's folder, or nowhere.
         project: Documented; names nothing here.
         name: Name of the run: its folder is `<log_dir>/<name>/<n>`; None: the name of the first
@@ -382,6 +384,7 @@ class LogConfig(Config):
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    format: Literal["auto", "human", "json"] = "auto"
     backend: Literal["tensorboard", "none"] = "tensorboard"
     project: str | None = None
     name: str | None = None
