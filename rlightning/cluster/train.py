@@ -19,16 +19,16 @@ from rlightning.cluster.guard import require
 from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.keeper import Keeper
-from rlightning.cluster.launcher import LocalLauncher
+from rlightning.cluster.launchers import make_launcher
 from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.prepare import (
     check_batch_size,
     check_learner,
     make_save_dir,
-    own_state,
     prepare,
 )
 from rlightning.cluster.progress import Progress, describe_run, number
+from rlightning.cluster.ray_launcher import EFFECTIVE
 from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint
 from rlightning.cluster.runs import Run, this_command
@@ -49,6 +49,7 @@ def train(
     config: MainConfig,
     *,
     in_process: bool = False,
+    on_ray: bool = False,
     quiet: bool = False,
     as_json: bool = False,
     resume: Path | None = None,
@@ -58,6 +59,7 @@ def train(
     Args:
         config: Config of the run.
         in_process: Keep all parts in this process instead of starting services.
+        on_ray: Place the services on a running Ray cluster, not in processes here.
         quiet: Show nothing.
         as_json: End with one JSON line on stdout, and show all else on stderr.
         resume: Folder of a run whose latest checkpoint this one goes on from; None: none.
@@ -86,9 +88,9 @@ def train(
             if checkpoint is not None:
                 run.manifest["resumed"] = str(checkpoint.path)
                 display.message(f"resumes {checkpoint.path}, {checkpoint.env_steps:,} env steps")
-            for key in keys_without_effect(prepared):
+            for key in keys_without_effect(prepared, honoured=EFFECTIVE if on_ray else ()):
                 display.message(f"note: '{key}' has no effect here")
-            with _backend(prepared, run, display, in_process=in_process) as backend:
+            with _backend(prepared, run, display, in_process=in_process, on_ray=on_ray) as backend:
                 outcome, progress = _learn(prepared, backend, run, display, checkpoint)
                 end = describe_run(progress, outcome)
                 _summarise(display, progress, outcome, prepared.train.target_return)
@@ -107,7 +109,7 @@ def train(
 
 @contextlib.contextmanager
 def _backend(
-    config: MainConfig, run: Run, display: Display, *, in_process: bool
+    config: MainConfig, run: Run, display: Display, *, in_process: bool, on_ray: bool
 ) -> Iterator[Backend]:
     if in_process:
         with InProcessBackend(config) as local:
@@ -115,8 +117,7 @@ def _backend(
             display.message(f"run folder {run.path}")
             yield local
         return
-    own_state(config, run.path)
-    with LocalLauncher(config, run, report=display.message) as launcher:
+    with make_launcher(config, run, on_ray=on_ray, report=display.message) as launcher:
         display.message(f"run folder {run.path}")
         for line in launcher.summary():
             display.message(line)
