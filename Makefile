@@ -16,7 +16,7 @@ NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu 
 
 .DEFAULT_GOAL := help
 .PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-ray test-real-env ci bench bench-smoke prove-demo \
-  prove-flakes prove-sb3 prove-learning prove-crash prove-checkpoint prove-ray \
+  prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-ray \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
@@ -73,7 +73,7 @@ $(VENV)/.ray: $(VENV)/.dev
 	@touch $@
 
 test-ray: $(VENV)/.ray  ## Place services on two local nodes of Ray.
-	$(BIN)/python -m pytest -n0 -m ray tests/ray
+	$(BIN)/python -m pytest -n0 -m ray -o faulthandler_timeout=0 tests/ray
 
 protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)
@@ -127,6 +127,9 @@ prove-checkpoint: $(VENV)/.dev  ## Checkpoint 2 GB while writers write, and load
 
 prove-ray: $(VENV)/.ray  ## Solve CartPole on two local nodes of Ray, and remove one in the middle.
 	$(BIN)/python -m benchmarks.prove_ray
+
+prove-robot: $(VENV)/.dev  ## Cut off a robot on another machine, restart its servers, narrow its link; needs root, iproute2.
+	$(BIN)/python -m tests.netns.robot
 
 prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
 	$(BIN)/python -m benchmarks.prove_sb3
