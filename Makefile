@@ -12,11 +12,11 @@ PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
-NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu and not crash
+NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu and not crash and not ray
 
 .DEFAULT_GOAL := help
-.PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-real-env ci bench bench-smoke prove-demo \
-  prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint \
+.PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-ray test-real-env ci bench bench-smoke prove-demo \
+  prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-ray \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
@@ -68,6 +68,13 @@ test-real-env: $(SIMS)/.done  ## Compare every adapter with the real simulator, 
 test-node: $(VENV)/.dev  ## Attach the JavaScript client of examples/ to a cluster; needs Node.js and npm.
 	$(BIN)/python -m pytest -n0 -m node tests/clients
 
+$(VENV)/.ray: $(VENV)/.dev
+	$(PIP) -e '.[ray]'
+	@touch $@
+
+test-ray: $(VENV)/.ray  ## Place services on two local nodes of Ray.
+	$(BIN)/python -m pytest -n0 -m ray -o faulthandler_timeout=0 tests/ray
+
 protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)
 
@@ -117,6 +124,9 @@ prove-crash: $(VENV)/.dev  ## Kill the buffer server 200 times; nothing that it 
 
 prove-checkpoint: $(VENV)/.dev  ## Checkpoint 2 GB while writers write, and load it again.
 	$(BIN)/python -m benchmarks.prove_checkpoint 2000
+
+prove-ray: $(VENV)/.ray  ## Solve CartPole on two local nodes of Ray, and remove one in the middle.
+	$(BIN)/python -m benchmarks.prove_ray
 
 prove-robot: $(VENV)/.dev  ## Cut off a robot on another machine, restart its servers, narrow its link; needs root, iproute2.
 	$(BIN)/python -m tests.netns.robot

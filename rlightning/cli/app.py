@@ -44,6 +44,14 @@ class Launcher(str, Enum):
 
     LOCAL = "local"
     IN_PROCESS = "in-process"
+    RAY = "ray"
+
+
+class ServeLauncher(str, Enum):
+    """Where services run."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,19 +79,22 @@ def serve(
     configs: Configs = None,
     config: MoreConfigs = None,
     overrides: Overrides = None,
+    launcher: Annotated[
+        ServeLauncher, typer.Option(help="As local processes, or on a running Ray cluster.")
+    ] = ServeLauncher.LOCAL,
     name: Name = None,
     restart_window: RestartWindow = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Start the services of a config as local processes until Ctrl-C."""
+    """Start the services of a config until Ctrl-C."""
     with one_line_errors(debug=debug):
         from rlightning.cluster.serve import serve as run_services
 
         effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
-        run_services(effective, quiet=quiet)
+        run_services(effective, on_ray=launcher is ServeLauncher.RAY, quiet=quiet)
 
 
 @app.command()
@@ -92,7 +103,10 @@ def train(
     config: MoreConfigs = None,
     overrides: Overrides = None,
     launcher: Annotated[
-        Launcher, typer.Option(help="Services as local processes, or everything in this one.")
+        Launcher,
+        typer.Option(
+            help="Services as local processes, on a running Ray cluster, or everything in this one."
+        ),
     ] = Launcher.LOCAL,
     name: Name = None,
     restart_window: RestartWindow = None,
@@ -156,6 +170,7 @@ def train(
         reached = run_training(
             effective,
             in_process=launcher is Launcher.IN_PROCESS,
+            on_ray=launcher is Launcher.RAY,
             quiet=quiet,
             as_json=as_json,
             resume=before,

@@ -184,16 +184,20 @@ class LocalLauncher:
         """Writes a shard's own listeners and folder to a file; returns the options that name it."""
         if section not in self._shards:
             return ()
-        listen = [one.to_dict() for one in self._shards[section].listen]
         file = self._run.config_file.with_name(f"{section}.yaml")
+        write_atomically(file, self._own_config(section).to_yaml(), mode=0o600)
+        return ("--config", str(file))
+
+    def _own_config(self, section: str) -> Config:
+        """Returns what a shard's config has that those of the others have not."""
+        listen = [one.to_dict() for one in self._shards[section].listen]
         own: dict[str, Any] = {"services": {"buffer": {"listen": listen}}}
         if self.config.buffer.data_dir is not None:
             own["buffer"] = {"data_dir": str(Path(self.config.buffer.data_dir) / section)}
             names = self.config.buffer.restore.split(",")
             if len(names) == len(self._shards):  # each has a checkpoint of its own
                 own["buffer"]["restore"] = names[list(self._shards).index(section)]
-        write_atomically(file, Config.from_dict(own).to_yaml(), mode=0o600)
-        return ("--config", str(file))
+        return Config.from_dict(own)
 
     def _tell_of_absent(self) -> None:
         """Says which services are waited for that others have to start."""

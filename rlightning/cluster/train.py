@@ -21,7 +21,7 @@ from rlightning.cluster.guard import require
 from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.interrupt import interrupt_without_parent, interruptible
 from rlightning.cluster.keeper import Keeper
-from rlightning.cluster.launcher import LocalLauncher
+from rlightning.cluster.launchers import make_launcher
 from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.prepare import (
     check_batch_size,
@@ -29,10 +29,10 @@ from rlightning.cluster.prepare import (
     check_lockstep,
     check_ranks,
     make_save_dir,
-    own_state,
     prepare,
 )
 from rlightning.cluster.progress import Progress, describe_run, number
+from rlightning.cluster.ray_launcher import EFFECTIVE
 from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint, restore_buffer
 from rlightning.cluster.runs import Run, this_command
@@ -56,6 +56,7 @@ def train(
     config: MainConfig,
     *,
     in_process: bool = False,
+    on_ray: bool = False,
     quiet: bool = False,
     as_json: bool = False,
     resume: Path | None = None,
@@ -66,6 +67,7 @@ def train(
     Args:
         config: Config of the run.
         in_process: Keep all parts in this process instead of starting services.
+        on_ray: Place the services on a running Ray cluster, not in processes here.
         quiet: Show nothing.
         as_json: End with one JSON line on stdout, and show all else on stderr.
         resume: Folder of a run whose latest checkpoint this one goes on from; None: none.
@@ -107,10 +109,15 @@ def train(
                 display.message(f"resumes {checkpoint.path}, {checkpoint.env_steps:,} env steps")
                 if line := restore_buffer(checkpoint, prepared):
                     display.message(line)
-            for key in keys_without_effect(prepared):
+            for key in keys_without_effect(prepared, honoured=EFFECTIVE if on_ray else ()):
                 display.message(f"note: '{key}' has no effect here")
             with _backend(
-                prepared, run, display, in_process=in_process, world_size=ranks.world_size
+                prepared,
+                run,
+                display,
+                in_process=in_process,
+                on_ray=on_ray,
+                world_size=ranks.world_size,
             ) as backend:
                 outcome, progress = _learn(prepared, backend, run, display, checkpoint, ranks)
                 end = describe_run(progress, outcome)
@@ -142,7 +149,13 @@ def _join(started: Launch) -> Ranks:
 
 @contextlib.contextmanager
 def _backend(
-    config: MainConfig, run: Run, display: Display, *, in_process: bool, world_size: int
+    config: MainConfig,
+    run: Run,
+    display: Display,
+    *,
+    in_process: bool,
+    on_ray: bool,
+    world_size: int,
 ) -> Iterator[Backend]:
     if in_process:
         with InProcessBackend(config) as local:
@@ -150,8 +163,7 @@ def _backend(
             display.message(f"run folder {run.path}")
             yield local
         return
-    own_state(config, run.path)
-    with LocalLauncher(config, run, report=display.message) as launcher:
+    with make_launcher(config, run, on_ray=on_ray, report=display.message) as launcher:
         display.message(f"run folder {run.path}")
         for line in launcher.summary():
             display.message(line)
