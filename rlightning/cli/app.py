@@ -14,6 +14,7 @@ from rlightning.cli.options import (
     Ca,
     Cert,
     Configs,
+    DashboardCommand,
     Debug,
     Key,
     MoreConfigs,
@@ -21,6 +22,7 @@ from rlightning.cli.options import (
     Overrides,
     Quiet,
     RestartWindow,
+    ShowDashboard,
     Token,
     TokenFile,
     client_auth,
@@ -64,13 +66,14 @@ def common(
     """Options that come before the command."""
 
 
-@app.command()
+@app.command(cls=DashboardCommand)
 def serve(
     configs: Configs = None,
     config: MoreConfigs = None,
     overrides: Overrides = None,
     name: Name = None,
     restart_window: RestartWindow = None,
+    dashboard: ShowDashboard = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -81,10 +84,10 @@ def serve(
         effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
-        run_services(effective, quiet=quiet)
+        run_services(effective, quiet=quiet, dashboard=dashboard)
 
 
-@app.command()
+@app.command(cls=DashboardCommand)
 def train(
     configs: Configs = None,
     config: MoreConfigs = None,
@@ -94,6 +97,7 @@ def train(
     ] = Launcher.LOCAL,
     name: Name = None,
     restart_window: RestartWindow = None,
+    dashboard: ShowDashboard = None,
     resume: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -131,6 +135,7 @@ def train(
             quiet=quiet,
             as_json=as_json,
             resume=before,
+            dashboard=dashboard,
         )
     raise typer.Exit(0 if reached else EXIT_FAILED)
 

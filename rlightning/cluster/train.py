@@ -14,6 +14,7 @@ import typer
 
 from rlightning import learner
 from rlightning.cluster.backend import Backend
+from rlightning.cluster.dashboard import Dashboard, shown
 from rlightning.cluster.display import Display
 from rlightning.cluster.guard import require
 from rlightning.cluster.in_process import InProcessBackend
@@ -33,6 +34,7 @@ from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint
 from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
+from rlightning.cluster.snapshot import targets_of
 from rlightning.learner.loop import LearnerStats
 from rlightning.learner.replay_loop import ReplayAlgorithm
 from rlightning.rpc.metrics import MetricsServer
@@ -52,6 +54,7 @@ def train(
     quiet: bool = False,
     as_json: bool = False,
     resume: Path | None = None,
+    dashboard: str | None = None,
 ) -> bool:
     """Trains until the target return is reached or the steps are used up.
 
@@ -61,6 +64,7 @@ def train(
         quiet: Show nothing.
         as_json: End with one JSON line on stdout, and show all else on stderr.
         resume: Folder of a run whose latest checkpoint this one goes on from; None: none.
+        dashboard: HOST:PORT of a page that shows the run; None: there is none.
 
     Returns:
         Whether the target was reached; without a target: whether all steps were taken.
@@ -82,14 +86,15 @@ def train(
     outcome, end = "failed", {}
     display = Display(quiet=quiet, to_stderr=as_json, total_steps=config.train.max_env_steps)
     try:
-        with interruptible(), display:
+        with interruptible(), display, shown(dashboard, run, display.message) as page:
             if checkpoint is not None:
                 run.manifest["resumed"] = str(checkpoint.path)
                 display.message(f"resumes {checkpoint.path}, {checkpoint.env_steps:,} env steps")
             for key in keys_without_effect(prepared):
                 display.message(f"note: '{key}' has no effect here")
-            with _backend(prepared, run, display, in_process=in_process) as backend:
+            with _backend(prepared, run, display, page, in_process=in_process) as backend:
                 outcome, progress = _learn(prepared, backend, run, display, checkpoint)
+                page.outcome = outcome
                 end = describe_run(progress, outcome)
                 _summarise(display, progress, outcome, prepared.train.target_return)
                 if prepared.train.after_target == "serve":
@@ -107,11 +112,12 @@ def train(
 
 @contextlib.contextmanager
 def _backend(
-    config: MainConfig, run: Run, display: Display, *, in_process: bool
+    config: MainConfig, run: Run, display: Display, page: Dashboard, *, in_process: bool
 ) -> Iterator[Backend]:
     if in_process:
         with InProcessBackend(config) as local:
             run.begin()
+            page.watch([])
             display.message(f"run folder {run.path}")
             yield local
         return
@@ -120,6 +126,7 @@ def _backend(
         display.message(f"run folder {run.path}")
         for line in launcher.summary():
             display.message(line)
+        page.watch(targets_of(launcher.config))
         with RemoteBackend(launcher) as remote:
             yield remote
 
