@@ -11,6 +11,7 @@ import typer
 
 from rlightning.cli import config as config_commands
 from rlightning.cli.options import (
+    DASHBOARD_ADDRESS,
     Ca,
     Cert,
     Configs,
@@ -26,6 +27,7 @@ from rlightning.cli.options import (
     Token,
     TokenFile,
     client_auth,
+    read_config,
     read_run_config,
 )
 from rlightning.cluster.guard import EXIT_FAILED, one_line_errors
@@ -138,6 +140,23 @@ def train(
             dashboard=dashboard,
         )
     raise typer.Exit(0 if reached else EXIT_FAILED)
+
+
+@app.command()
+def dashboard(
+    configs: Configs = None,
+    config: MoreConfigs = None,
+    overrides: Overrides = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to serve the page.")
+    ] = DASHBOARD_ADDRESS,
+    debug: Debug = False,
+) -> None:
+    """Serve a page that shows running services, wherever a config says they are, until Ctrl-C."""
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.dashboard.watch import watch
+
+        watch(read_config(configs, config, overrides), listen)
 
 
 class Kept(str, Enum):

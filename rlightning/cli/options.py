@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from rlightning.utils.config import ClientAuthConfig, MainConfig
 
-_DASHBOARD = "127.0.0.1:50050"
+DASHBOARD_ADDRESS = "127.0.0.1:50050"
 
 Configs = Annotated[
     Optional[list[Path]],  # noqa: UP045 - typer evaluates it, also on 3.10
@@ -45,7 +45,7 @@ ShowDashboard = Annotated[
     typer.Option(
         "--dashboard",
         metavar="[HOST:PORT]",
-        help=f"Serve a page that shows how it goes; without a value at {_DASHBOARD}.",
+        help=f"Serve a page that shows how it goes; without a value at {DASHBOARD_ADDRESS}.",
     ),
 ]
 Ca = Annotated[
@@ -86,7 +86,7 @@ def with_dashboard_address(args: Sequence[str]) -> list[str]:
     for word, following in zip_longest(args, args[1:], fillvalue=""):
         filled.append(word)
         if word == "--dashboard" and not (":" in following or following.isdecimal()):
-            filled.append(_DASHBOARD)
+            filled.append(DASHBOARD_ADDRESS)
     return filled
 
 

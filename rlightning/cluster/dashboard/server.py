@@ -86,7 +86,7 @@ class PageServer:
         try:
             host, _, port = http_address(address).rpartition(":")
         except ValueError as error:
-            raise ConfigError(f"--dashboard: {error}") from None
+            raise ConfigError(f"dashboard: {error}") from None
         self._host, self._port = host.strip("[]"), int(port)
         self._feed = feed
         name = socket.gethostname().lower()

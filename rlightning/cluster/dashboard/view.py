@@ -237,8 +237,9 @@ def _notice(
         return {"kind": "info" if outcome in _SUCCESSES else "bad", "text": ended}
     down = [service for service in services if service["state"] == "DOWN"]
     if down:
-        told = " and ".join(f"the {one['label']} at {one['address']}" for one in down)
-        text = f"{told[0].upper()}{told[1:]} {'does' if len(down) == 1 else 'do'} not answer."
+        *others, last = (f"the {one['label']} at {one['address']}" for one in down)
+        told = f"{', '.join(others)} and {last} do" if others else f"{last} does"
+        text = f"{told[0].upper()}{told[1:]} not answer."
         return {"kind": "bad", "text": text}
     if outcome != "running":
         kind = "info" if outcome in _SUCCESSES else "bad"
