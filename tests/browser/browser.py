@@ -8,10 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 from typing_extensions import Self
 
 
@@ -19,6 +15,10 @@ class Browser:
     """A headless Chromium with one page, for the time of a `with`."""
 
     def __enter__(self) -> Self:
+        # Not before: who leaves these tests out collects this module all the same.
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+
         browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
         if browser is None or driver is None:
             raise AssertionError("needs Debian's packages chromium and chromium-driver")
@@ -56,10 +56,12 @@ class Browser:
 
     def text(self, selector: str) -> str:
         """What people read of an element; empty if it is hidden."""
-        return self._driver.find_element(By.CSS_SELECTOR, selector).text
+        return self._driver.find_element("css selector", selector).text
 
     def press(self, *keys: str) -> None:
         """Presses keys, whatever has the focus."""
+        from selenium.webdriver.common.keys import Keys
+
         for key in keys:
             self._driver.switch_to.active_element.send_keys(getattr(Keys, key))
 

@@ -118,7 +118,8 @@ function showNode(role, label) {
   node.className = services.length ? "node" : "node absent";
   node.dataset.state = services.some((one) => one.state === "DOWN") ? "bad" : "";
   if (!services.length) {
-    node.replaceChildren(make("h3", "", label), make("p", "where", role === "learner" ? "none is known" : "in the learner's process"));
+    const alone = role !== "learner" && state.services.every((one) => one.role === "learner");
+    node.replaceChildren(make("h3", "", label), make("p", "where", alone ? "in the learner's process" : "none is known"));
     return;
   }
   node.replaceChildren(...services.map((service, i) => {
