@@ -18,6 +18,7 @@ from rlightning.cluster.dashboard.server import PageServer
 from rlightning.cluster.dashboard.view import COLUMNS, View
 from rlightning.cluster.runs import Run
 from rlightning.cluster.snapshot import Observer, Snapshot, Target, read_progress
+from rlightning.errors import DeadlineExceededError
 from rlightning.rpc.loop import shared_loop
 
 _LOG = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Dashboard:
             return
         if self._watching is not None:
             self._watching.cancel()
-        with contextlib.suppress(concurrent.futures.TimeoutError):
+        with contextlib.suppress(DeadlineExceededError):
             shared_loop().run(self._close(self._server, error), _CLOSE_S)
 
     def watch(self, targets: Sequence[Target]) -> None:
@@ -106,7 +107,8 @@ class Dashboard:
             return f"The run has ended: {self.outcome.replace('_', ' ')}."
         if error is None or isinstance(error, KeyboardInterrupt):
             return "This was stopped."
-        return f"This has ended: {error}"
+        # What stands below are lines of logs.
+        return f"This has ended: {next(iter(str(error).splitlines()), type(error).__name__)}"
 
 
 def shown(address: str | None, run: Run, report: Callable[[str], None]) -> Dashboard:
