@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -29,6 +30,7 @@ COLUMNS = (
 
 # A learner tells of itself twice a second, and is silent while a service is away.
 _SILENT_S = 15.0
+_RATE_WINDOW_S = 5.0
 _ERROR_LENGTH = 200
 _SUCCESSES = {"solved", "finished"}
 _ROLES = ("env", "policy", "buffer", "learner")
@@ -50,7 +52,7 @@ class View:
     def __init__(self, run: str | None) -> None:
         self._run = run
         self._since: dict[str, tuple[str, float]] = {}
-        self._steps: tuple[float, float] | None = None
+        self._told: deque[tuple[float, int]] = deque()  # elapsed seconds and env steps
 
     def show(self, snapshot: Snapshot, *, ended: str | None = None) -> tuple[dict[str, Any], Point]:
         """Returns the state of a moment, and its point in the charts.
@@ -64,7 +66,7 @@ class View:
         learner = snapshot.learner or {}
         if shown := _learner(snapshot):
             services.append(shown)
-        steps_per_s = self._steps_per_s(snapshot, now)
+        steps_per_s = self._steps_per_s(snapshot)
         latencies = dict(
             snapshot.latencies() if snapshot.services else learner.get("latencies_s") or {}
         )
@@ -111,13 +113,17 @@ class View:
             "figures": _known(_FIGURES[role](service)) if role in _FIGURES else [],
         }
 
-    def _steps_per_s(self, snapshot: Snapshot, now: float) -> float | None:
+    def _steps_per_s(self, snapshot: Snapshot) -> float | None:
         """Returns env steps per second; of a run in one process, from what its learner tells."""
-        steps = (snapshot.learner or {}).get("env_steps")
-        if snapshot.services or steps is None:
+        learner = snapshot.learner or {}
+        if snapshot.services or not {"env_steps", "elapsed_s"} <= learner.keys():
             return snapshot.env_steps_per_s
-        then, before = self._steps or (now, steps)
-        self._steps = now, steps
+        told = self._told
+        if not told or learner["elapsed_s"] > told[-1][0]:
+            told.append((learner["elapsed_s"], learner["env_steps"]))
+        while len(told) > 2 and told[-1][0] - told[1][0] >= _RATE_WINDOW_S:
+            told.popleft()
+        (then, before), (now, steps) = told[0], told[-1]
         return (steps - before) / (now - then) if now > then else None
 
 

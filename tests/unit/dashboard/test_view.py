@@ -186,18 +186,18 @@ def test_a_learner_that_tells_nothing_is_seen_by_the_buffer_server():
 
 
 def test_a_run_in_one_process_has_what_its_learner_tells():
-    view = View(None)
-    view.show(snapshot(env_steps=0, env_steps_per_s=None, policy_version=None))
-    later = {**LEARNER, "env_steps": 1500}
-    state, point = view.show(
-        snapshot(
-            learner=later, env_steps=0, env_steps_per_s=None, time="2026-01-02T03:04:07.000+00:00"
-        )
-    )
-    assert point[COLUMNS.index("steps_per_s")] == 250.0
+    view, nothing = View(None), {"env_steps": 0, "env_steps_per_s": None, "policy_version": None}
+    rates = []
+    for elapsed_s in (10.0, 11.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0):
+        # 100 steps a second at first, then none.
+        learner = {**LEARNER, "elapsed_s": elapsed_s, "env_steps": int(100 * min(elapsed_s, 12.0))}
+        state, point = view.show(snapshot(learner=learner, **nothing))
+        rates.append(point[COLUMNS.index("steps_per_s")])
+    assert rates[:4] == [None, 100.0, 100.0, 100.0]
+    assert rates[4:] == [200 / 3, 50.0, 40.0, 20.0, 0.0]
     assert point[COLUMNS.index("round_trip_p90")] == 0.002
     assert [service["role"] for service in state["services"]] == ["learner"]
-    assert ("env steps", 1500, "") in state["facts"]
+    assert ("env steps", 1200, "") in state["facts"]
 
 
 def test_what_is_not_finite_was_not_measured():
