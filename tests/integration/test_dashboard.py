@@ -6,10 +6,13 @@ import urllib.request
 import pytest
 
 from rlightning.cluster.dashboard import Dashboard
+from rlightning.cluster.dashboard.watch import watch
 from rlightning.cluster.runs import PROGRESS_FILE, write_atomically
 from rlightning.cluster.snapshot import Target
 from rlightning.errors import ClusterError, ConfigError
 from rlightning.testing import ServerProcess, free_address
+from rlightning.utils.config import MainConfig
+from tests.e2e.command import Command
 
 STAGE = {"count": 1, "mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "max": 1.0}
 CONFIG = """
@@ -104,3 +107,26 @@ def test_a_port_that_is_taken_is_told_before_anything_is_started(tmp_path):
 def test_without_an_address_nothing_is_done(tmp_path):
     with Dashboard(None, run=tmp_path, name="r/1", report=pytest.fail) as dashboard:
         dashboard.watch([Target("buffer", "127.0.0.1:1")])
+
+
+def test_the_command_shows_services_that_are_not_there_yet_and_their_latest_run(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "log: {name: mine}\nservices: {policy: {listen: '127.0.0.1:1'}}\n"
+    )
+    latest = tmp_path / "runs" / "mine" / "latest"
+    latest.mkdir(parents=True)
+    tell(latest, outcome="solved")
+    with Command("dashboard", "config.yaml", "--listen", "127.0.0.1:0", cwd=tmp_path) as command:
+        page = Page(command.wait_for(r"^dashboard at (\S+)$", 60)[1])
+        state = page.until(lambda state: health(state) == {"policy": "DOWN", "learner": "solved"})
+        assert state["run"] == "mine"
+        command.process.terminate()
+        assert page.until(lambda state: state["notice"]["text"] == "This was stopped.")
+        assert command.wait() == 0
+        assert command.stdout.endswith("stopped\n")
+        assert command.stderr == ""
+
+
+def test_a_config_without_ports_names_no_services():
+    with pytest.raises(ConfigError, match="no service to look at"):
+        watch(MainConfig(), "127.0.0.1:0")
