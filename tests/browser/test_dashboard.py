@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 # `make screenshots` copies what this test leaves here into docs/.
 PICTURES = Path(__file__).parents[2] / "build" / "screenshots"
-DESK = {"width": 1280, "height": 960}
+DESK = {"width": 1280, "height": 985}
 PHONE = {"width": 390, "height": 844}
 # How many pixels of a chart are not empty.
 DRAWN = (

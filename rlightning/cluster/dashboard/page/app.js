@@ -109,7 +109,12 @@ function showFacts() {
       return pair;
     }));
   }
-  state.facts.forEach(([, value, unit], i) => setText(list.children[i].lastChild, figure(value, unit)));
+  state.facts.forEach(([, value, unit], i) => {
+    const node = list.children[i].lastChild;
+    const long = !unit && Math.abs(value) >= 1e7; // more digits than a phone is wide
+    setText(node, long ? value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 4 }) : figure(value, unit));
+    node.title = figure(value, unit);
+  });
 }
 
 function showNode(role, label) {
