@@ -133,6 +133,30 @@ class EnvClient:
             trace_cursor=message.trace_cursor,
         )
 
+    async def collect(self, begin: int, steps: int, *, timeout_s: float) -> bool:
+        """Lets the envs of a server in lockstep take a round of steps; safe to repeat.
+
+        Args:
+            begin: Env steps of the run before this round.
+            steps: Steps of every row.
+            timeout_s: Seconds until the answer must be here; it comes soon, whatever it is.
+
+        Returns:
+            Whether the round is stored; if not, it is on its way.
+
+        Raises:
+            PreconditionError: The server is not in lockstep.
+            RemoteError: The server did not answer, or refused; the class tells how.
+        """
+        response = await unary(
+            self._channel,
+            f"/{SERVICE}/Control",
+            pb.ControlRequest(collect=pb.CollectRound(begin=begin, steps=steps)),
+            pb.ControlResponse,
+            timeout=timeout_s,
+        )
+        return response.collected
+
     async def control(
         self,
         actor: ActorCommand | None = None,

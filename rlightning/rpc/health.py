@@ -14,6 +14,7 @@ from rlightning.errors import NotFoundError, RemoteError
 from rlightning.rpc import status
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.handlers import Context, Handler, MethodHandler
+from rlightning.rpc.replicas import auth_of_replica, find_replicas
 from rlightning.utils.config.rpc import ClientAuthConfig, RpcConfig
 
 SERVICE_NAME = "grpc.health.v1.Health"
@@ -225,6 +226,45 @@ async def _ask(channel: Channel, name: str, request: bytes, timeout_s: float) ->
     finally:
         call.cancel()
     return data
+
+
+async def check_replicas(
+    address: str,
+    service: str = OVERALL,
+    *,
+    timeout_s: float = 2.0,
+    auth: ClientAuthConfig | None = None,
+) -> dict[str, ServingStatus | RemoteError]:
+    """Asks all servers that an address stands for, see `find_replicas`, for their health.
+
+    Arguments are those of `check`, which may take as long again to find the servers.
+
+    Returns:
+        The answer of each by its own address, or why there is none.
+
+    Raises:
+        UnavailableError: There is no such name.
+        ConfigError: A file that `auth` names cannot be read.
+    """
+    replicas = await find_replicas(address, timeout_s=timeout_s)
+    answers = await asyncio.gather(
+        *(
+            check(
+                replica,
+                service,
+                timeout_s=timeout_s,
+                auth=auth_of_replica(auth, address, replica),
+            )
+            for replica in replicas
+        ),
+        return_exceptions=True,
+    )
+    found: dict[str, ServingStatus | RemoteError] = {}
+    for replica, answer in zip(replicas, answers, strict=True):
+        if not isinstance(answer, (ServingStatus, RemoteError)):
+            raise answer
+        found[replica] = answer
+    return found
 
 
 def check_health(

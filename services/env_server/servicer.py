@@ -13,6 +13,7 @@ from rlightning.env.control import Quorum
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
 from rlightning.env.hosting import HostedGroup, host_envs
 from rlightning.env.remote_client import SERVICE
+from rlightning.env.replica import replica_name
 from rlightning.env.step_sessions import DrivenGroup, StepSessions
 from rlightning.errors import (
     ConfigError,
@@ -118,6 +119,7 @@ class EnvService:
             seed=config.train.seed,
             log=self._log,
             inline_below_us=services.env.step_inline_below_us,
+            replica=replica_name(services.env.replica),
         )
         acted = [group for group in self._groups if group.config.driver == "actor"]
         self._driver = Driver(
@@ -280,7 +282,16 @@ class EnvService:
             await self._command(request.env)
         if request.actor == pb.ACTOR_COMMAND_START:
             self._control.start()
-        return pb.ControlResponse(actor_running=self._control.running)
+        collected = request.HasField("collect") and await self._collect(request.collect)
+        return pb.ControlResponse(actor_running=self._control.running, collected=collected)
+
+    async def _collect(self, asked: pb.CollectRound) -> bool:
+        if not self._config.train.lockstep or self._driver is None:
+            raise PreconditionError("no round is collected here: train.lockstep is false")
+        for name, value, least in (("begin", asked.begin, 0), ("steps", asked.steps, 1)):
+            if not least <= value < 2**40:
+                raise InvalidRequestError(f"collect.{name}: expected {least} to 2^40, got {value}")
+        return await self._driver.collect(asked.begin, asked.steps)
 
     async def _command(self, command: pb.EnvCommand) -> None:
         name = _ENV_COMMANDS.get(command)

@@ -181,6 +181,8 @@ async def test_actors_are_paused_and_started():
         # Whatever was in flight is over: a pause is answered only then.
         assert (await client.describe()).env_steps == status.env_steps
         assert await client.control("start") is True
+        with pytest.raises(PreconditionError, match="train.lockstep is false"):
+            await client.collect(0, 1, timeout_s=10)
 
         async def going_on():
             return (await client.describe()).env_steps > status.env_steps
