@@ -310,7 +310,7 @@ class Observer:
                 mean_return=_mean([one.episode_return for one in self._episodes]),
                 mean_length=_mean([one.length for one in self._episodes]),
             ),
-            learner=None if self._run is None else read_progress(self._run),
+            learner=self._learner(),
             new_episodes=new,
         )
 
@@ -329,6 +329,11 @@ class Observer:
             known = key in before
             self._contacts[key] = before.pop(key) if known else _Contact(replica, self._timeout_s)
         await asyncio.gather(*(contact.close() for contact in before.values()))
+
+    def _learner(self) -> dict[str, Any] | None:
+        if self._run is None:
+            return None
+        return read_progress(self._run, in_process=not self._targets)
 
 
 async def replicas_of(target: Target, *, timeout_s: float) -> list[Target]:
@@ -477,10 +482,14 @@ def _dialled(name: str, service: ServiceConfig, auth: ClientAuthConfig | None) -
         yield Target(name, service.dial_address, rpc=service.rpc, auth=auth or service.auth)
 
 
-def read_progress(run: Path) -> dict[str, Any] | None:
+def read_progress(run: Path, *, in_process: bool = False) -> dict[str, Any] | None:
     """Returns what the learner of a run told last, and as `age_s` how many seconds ago.
 
     Of the latencies, those that services tell of themselves are left out.
+
+    Args:
+        run: Folder of the run.
+        in_process: There are no services, so that no latency is left out.
 
     Returns:
         None where it has told nothing yet, or nobody can read it.
@@ -493,7 +502,7 @@ def read_progress(run: Path) -> dict[str, Any] | None:
         latencies = {
             name: summary
             for name, summary in told["latencies_s"].items()
-            if name.startswith("learner.")
+            if in_process or name.startswith("learner.")
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -15,6 +15,7 @@ import typer
 
 from rlightning import learner
 from rlightning.cluster.backend import Backend
+from rlightning.cluster.dashboard import Dashboard, shown
 from rlightning.cluster.display import Display
 from rlightning.cluster.follow import follow_rank_0, tell_followers
 from rlightning.cluster.guard import require
@@ -37,6 +38,7 @@ from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint, restore_buffer
 from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
+from rlightning.cluster.snapshot import targets_of
 from rlightning.errors import ClusterError
 from rlightning.learner.loop import LearnerStats
 from rlightning.learner.ranks import ALONE, Order, Ranks
@@ -60,6 +62,7 @@ def train(
     quiet: bool = False,
     as_json: bool = False,
     resume: Path | None = None,
+    dashboard: str | None = None,
     note: str = "",
 ) -> bool:
     """Trains until the target return is reached or the steps are used up.
@@ -71,6 +74,7 @@ def train(
         quiet: Show nothing.
         as_json: End with one JSON line on stdout, and show all else on stderr.
         resume: Folder of a run whose latest checkpoint this one goes on from; None: none.
+        dashboard: HOST:PORT of a page that shows the run; None: there is none.
         note: What to say first.
 
     Returns:
@@ -101,7 +105,7 @@ def train(
     outcome, end = "failed", {}
     display = Display(quiet=quiet, to_stderr=as_json, total_steps=config.train.max_env_steps)
     try:
-        with interruptible(), display:
+        with interruptible(), display, shown(dashboard, run, display.message) as page:
             if note:
                 display.message(note)
             if checkpoint is not None:
@@ -115,11 +119,13 @@ def train(
                 prepared,
                 run,
                 display,
+                page,
                 in_process=in_process,
                 on_ray=on_ray,
                 world_size=ranks.world_size,
             ) as backend:
                 outcome, progress = _learn(prepared, backend, run, display, checkpoint, ranks)
+                page.outcome = outcome
                 end = describe_run(progress, outcome)
                 _summarise(display, progress, outcome, prepared.train.target_return)
                 if prepared.train.after_target == "serve":
@@ -152,6 +158,7 @@ def _backend(
     config: MainConfig,
     run: Run,
     display: Display,
+    page: Dashboard,
     *,
     in_process: bool,
     on_ray: bool,
@@ -160,6 +167,7 @@ def _backend(
     if in_process:
         with InProcessBackend(config) as local:
             run.begin()
+            page.watch([])
             display.message(f"run folder {run.path}")
             yield local
         return
@@ -167,6 +175,7 @@ def _backend(
         display.message(f"run folder {run.path}")
         for line in launcher.summary():
             display.message(line)
+        page.watch(targets_of(launcher.config))
         with RemoteBackend(launcher, world_size, report=display.message) as remote:
             yield remote
 

@@ -1,8 +1,10 @@
 """`docker compose up` as a user runs it, on a real engine: from nothing to CartPole solved, and through crashes."""
 
+import json
 import os
 import re
 import signal
+import urllib.request
 
 import pytest
 
@@ -50,11 +52,16 @@ def test_up_solves_cartpole_serves_on_and_stops(stack):
     assert re.search(r"^solved: mean return (4[789]\d|500)\.\d after ", log, re.MULTILINE)
 
     containers = stack.containers()
-    assert set(containers) == {*SERVICES, "learner"}
+    assert set(containers) == {*SERVICES, "learner", "dashboard"}
     assert {c["State"] for c in containers.values()} == {"running"}
     assert {name: containers[name]["Health"] for name in SERVICES} == dict.fromkeys(
         SERVICES, "healthy"
     )
+    page = f"http://{stack('port', 'dashboard', 50050).strip()}/events"
+    with urllib.request.urlopen(page, timeout=30) as events:
+        told = next(line for line in events if line.startswith(b"data: "))
+    shown = {one["role"]: one["state"] for one in json.loads(told[6:])["state"]["services"]}
+    assert shown == {**dict.fromkeys(("env", "policy", "buffer"), "SERVING"), "learner": "solved"}
     for name, port in PORTS.items():
         address = stack("port", name, port).strip()
         assert address.startswith("127.0.0.1:")

@@ -13,7 +13,7 @@ from rlightning.errors import ConfigError
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.buffer import BufferConfig
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, check_address
-from rlightning.utils.config.services import ServicesConfig, metrics_address
+from rlightning.utils.config.services import ServicesConfig, http_address
 
 # Backends whose adapter hosts many sub-envs in one env, and those that host exactly one.
 VECTORISED_BACKENDS = frozenset(
@@ -352,7 +352,7 @@ class LearnerConfig(Config):
     @classmethod
     def check_metrics(cls, metrics: Any) -> Any:
         """Makes a port an address, and refuses what is none."""
-        return metrics_address(metrics)
+        return http_address(metrics)
 
     @field_validator("algorithm")
     @classmethod

@@ -15,19 +15,19 @@ from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfi
 _REPLICA = re.compile(r"[A-Za-z0-9._-]{1,63}")
 
 
-def metrics_address(metrics: Any) -> Any:
-    """Returns where metrics are shown; a port alone is one on 127.0.0.1.
+def http_address(address: Any) -> Any:
+    """Returns where something is shown over HTTP; a port alone is one on 127.0.0.1.
 
     Raises:
         ValueError: It is no HOST:PORT.
     """
-    if type(metrics) is int or (isinstance(metrics, str) and metrics.isdecimal()):
-        metrics = f"127.0.0.1:{metrics}"
-    if isinstance(metrics, str):
-        if metrics.startswith("unix"):
-            raise ValueError(f"expected HOST:PORT or a port, got {metrics!r}")
-        check_address(metrics)
-    return metrics
+    if type(address) is int or (isinstance(address, str) and address.isdecimal()):
+        address = f"127.0.0.1:{address}"
+    if isinstance(address, str):
+        if address.startswith("unix"):
+            raise ValueError(f"expected HOST:PORT or a port, got {address!r}")
+        check_address(address)
+    return address
 
 
 class ServiceConfig(Config):
@@ -71,7 +71,7 @@ class ServiceConfig(Config):
     @classmethod
     def check_metrics(cls, metrics: Any) -> Any:
         """Makes a port an address, and refuses what is none."""
-        return metrics_address(metrics)
+        return http_address(metrics)
 
     @property
     def dial_address(self) -> str:
