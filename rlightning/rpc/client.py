@@ -244,7 +244,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
             await stream.write(self._heartbeat(self.activity.state))
 
     async def renew(self, error: RemoteError) -> None:
-        """Gives the stream up with an error, and its connection: the next one has another."""
+        """Gives the stream up with an error, and its connection; the next has another one."""
         stream = self._stream
         if stream is not None:
             stream.lose(error)

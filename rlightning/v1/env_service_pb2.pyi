@@ -196,28 +196,44 @@ class StepAnswer(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., env_rets: _Optional[_Iterable[_Union[_env_ret_pb2.EnvRet, _Mapping]]] = ..., error: _Optional[_Union[_session_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("actor", "env")
+    __slots__ = ("actor", "env", "collect")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     ENV_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_FIELD_NUMBER: _ClassVar[int]
     actor: ActorCommand
     env: EnvCommand
-    def __init__(self, actor: _Optional[_Union[ActorCommand, str]] = ..., env: _Optional[_Union[EnvCommand, str]] = ...) -> None: ...
+    collect: CollectRound
+    def __init__(self, actor: _Optional[_Union[ActorCommand, str]] = ..., env: _Optional[_Union[EnvCommand, str]] = ..., collect: _Optional[_Union[CollectRound, _Mapping]] = ...) -> None: ...
+
+class CollectRound(_message.Message):
+    __slots__ = ("begin", "steps")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    steps: int
+    def __init__(self, begin: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("actor_running",)
+    __slots__ = ("actor_running", "collected")
     ACTOR_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    COLLECTED_FIELD_NUMBER: _ClassVar[int]
     actor_running: bool
-    def __init__(self, actor_running: _Optional[bool] = ...) -> None: ...
+    collected: bool
+    def __init__(self, actor_running: _Optional[bool] = ..., collected: _Optional[bool] = ...) -> None: ...
 
 class EnvServiceDescribeRequest(_message.Message):
-    __slots__ = ("episode_cursor", "trace_cursor", "timing")
+    __slots__ = ("episode_cursor", "trace_cursor", "timing", "max_episodes", "max_traces")
     EPISODE_CURSOR_FIELD_NUMBER: _ClassVar[int]
     TRACE_CURSOR_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    MAX_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TRACES_FIELD_NUMBER: _ClassVar[int]
     episode_cursor: int
     trace_cursor: int
     timing: _session_pb2.Timing
-    def __init__(self, episode_cursor: _Optional[int] = ..., trace_cursor: _Optional[int] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
+    max_episodes: int
+    max_traces: int
+    def __init__(self, episode_cursor: _Optional[int] = ..., trace_cursor: _Optional[int] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., max_episodes: _Optional[int] = ..., max_traces: _Optional[int] = ...) -> None: ...
 
 class EnvServiceDescribeResponse(_message.Message):
     __slots__ = ("library_version", "envs", "actor_running", "env_steps", "episodes", "episode_cursor", "stats", "external_env_ids", "traces", "trace_cursor", "timing")
