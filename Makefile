@@ -16,8 +16,8 @@ NOT_LOCAL := not real_env and not docker and not netns and not node and not brow
 
 .DEFAULT_GOAL := help
 .PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-browser test-ray test-real-env screenshots ci \
-  bench bench-smoke prove-demo prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-ray \
-  protos protos-check protos-breaking lint format types layers pythons wheel cover clean
+  bench bench-smoke prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-ray \
+  protos protos-check protos-breaking lint format types layers pythons wheels-check wheel cover clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -112,6 +112,9 @@ layers: $(VENV)/.dev  ## Check that imports point down only.
 pythons: $(VENV)/.dev  ## Import the base install on every CPython 3.10-3.13 that this machine has.
 	$(BIN)/python -m tests.pythons
 
+wheels-check: $(VENV)/.dev  ## Resolve a client's wheels for Linux, macOS and Windows on CPython 3.10-3.13.
+	$(BIN)/python -m tests.wheels
+
 wheel: $(VENV)/.dev  ## Build the wheel and the sdist into dist/.
 	$(BIN)/python -m build --outdir dist
 
@@ -135,6 +138,9 @@ prove-ray: $(VENV)/.ray  ## Solve CartPole on two local nodes of Ray, and remove
 
 prove-robot: $(VENV)/.dev  ## Cut off a robot on another machine, restart its servers, narrow its link; needs root, iproute2.
 	$(BIN)/python -m tests.netns.robot
+
+prove-clients: $(VENV)/.dev  ## Freeze and kill clients among many, and slow an env among eight: the others keep their rate.
+	$(BIN)/python -m benchmarks.prove_clients
 
 prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
 	$(BIN)/python -m benchmarks.prove_sb3

@@ -81,8 +81,7 @@ class RemoteEnvClient:
     the server was away.
 
     Args:
-        env: A `gymnasium.Env`, a vector env that resets in the step that ends an episode, or a
-            `BaseEnv`.
+        env: A `gymnasium.Env`, a vector env, or a `BaseEnv`.
         hostname: Host of the env server.
         port: Its port.
         name: Who this is, `[A-Za-z0-9._-]{1,64}`, unique among the clients of the server; default:

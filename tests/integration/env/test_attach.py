@@ -105,9 +105,10 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(env=COUNT, policy=ECHO, rpc=FAST):
+async def cluster(env=COUNT, policy=ECHO, rpc=FAST, *, min_clients=0):
     async with AsyncExitStack() as stack:
         running = Cluster(stack, env, policy, rpc)
+        running.config.services.env.min_clients = min_clients
         await running.start()
         yield running
 
@@ -608,3 +609,43 @@ def test_the_client_needs_neither_torch_nor_fork(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "set()"
+
+
+async def test_a_vector_env_that_sends_some_of_its_rows_at_a_time():
+    envs = gym.vector.SyncVectorEnv(
+        [Counting] * 3, autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP
+    )
+    instances = [env._state[0] for env in envs.envs]
+    async with cluster() as running:
+        async with attached(running.env_address, envs) as client:
+            await stepped(client, 150)
+            # A new server may see a part of the rows first.
+            await running.env.stop(grace_s=5)
+            await running.start_env()
+            await stepped(client, 150)
+            episodes = (await running.client.describe()).episodes
+            mine = [e for e in episodes if e.env_id == "attached/robot"]
+            assert {e.row for e in mine} == {0, 1, 2}
+            assert all(e.length <= 7 for e in mine)
+        await assert_eventually(lambda: not running.service._driver._farewells, PATIENCE_S)
+        assert client.outcome == [None]
+        columns = await running.buffer.get()
+    for instance in instances:
+        mine = columns["observation"][:, 0] == instance
+        part = {name: column[mine] for name, column in columns.items()}
+        # Where the server was restarted, what was under way is joined to nothing.
+        steps = part["observation"][:, 1:3].tolist()
+        assert len(steps) > 60
+        assert len({tuple(step) for step in steps}) == len(steps)
+        np.testing.assert_array_equal(part["action"], part["observation"][:, :3])
+        assert (part["next_observation"][:, 1] == part["observation"][:, 1]).all()
+        assert (part["next_observation"][:, 2] == part["observation"][:, 2] + 1).all()
+        assert not part["observation"][:, 3].any()
+
+
+async def test_rows_that_a_group_does_not_have_are_refused():
+    async with cluster() as running, raw_client(running) as client:
+        client.env_ret.rows = np.array([1], np.int32)
+        await client.send((1, True))
+        assert (await client.call.code()).name == "INVALID_ARGUMENT"
+        assert "rows: expected some of 1, got 1" in await client.call.details()
