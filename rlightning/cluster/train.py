@@ -148,7 +148,12 @@ def _learn(
             return monitor.reached.is_set()
 
         with monitor, _shown_metrics(config.learner.metrics, stats):
-            algorithm = learner.build_learner(config, backend.env_metas()[0])
+            metas = backend.env_metas()
+            if config.buffer.type == "ReplayBuffer":
+                # Until it learns, since each of their steps asks for updates. One that was killed may
+                # have left them paused anyway.
+                backend.hold(True)
+            algorithm = learner.build_learner(config, metas[0])
             if checkpoint is not None:
                 load_checkpoint(checkpoint, algorithm)
             keeper = Keeper(config, run, backend, monitor, algorithm)
@@ -163,6 +168,7 @@ def _learn(
                 learner.train_loop(algorithm, backend, config.train, **hooks)
             else:
                 assert isinstance(algorithm, ReplayAlgorithm)  # `build_learner` has looked
+                backend.hold(False)
                 learner.train_from_replay(algorithm, backend, config.train, config.learner, **hooks)
     if monitor.reached.is_set():
         return SOLVED, monitor.progress
