@@ -150,8 +150,8 @@ def _learn(
         with monitor, _shown_metrics(config.learner.metrics, stats):
             metas = backend.env_metas()
             if config.buffer.type == "ReplayBuffer":
-                # Until it learns, since each of their steps asks for updates. One that was killed may
-                # have left them paused anyway.
+                # Until it learns, since each of their steps asks for updates. One that was killed
+                # may have left them paused anyway.
                 backend.hold(True)
             algorithm = learner.build_learner(config, metas[0])
             if checkpoint is not None:

@@ -45,10 +45,12 @@ def test_an_image_is_derived_in_the_two_lines_of_the_documentation(tmp_path):
     text = (ROOT / "docs" / "your-code.md").read_text()
     (lines,) = re.findall(r"```dockerfile\n(.*?)```", text, re.DOTALL)
     (tmp_path / "Dockerfile").write_text(lines)
-    run("docker", "build", "-q", "-t", "rlightning-test/derived", tmp_path, timeout_s=300)
+    image = "rlightning-test/derived"
+    run("docker", "build", "-q", "-t", image, tmp_path, timeout_s=300)
     code = "import gymnasium as g; print(g.make('HalfCheetah-v5').reset(seed=0)[0].shape)"
     closed = ["--rm", "--network=none", "--read-only", "--cap-drop=ALL", "--user=10001:10001"]
-    made = run("docker", "run", *closed, "rlightning-test/derived", "python", "-c", code)
+    made = run("docker", "run", *closed, image, "python", "-c", code)
+    run("docker", "image", "rm", image)
     assert made == "(17,)\n"
 
 
