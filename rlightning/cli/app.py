@@ -24,6 +24,7 @@ from rlightning.cli.options import (
     Token,
     TokenFile,
     client_auth,
+    key_values,
     read_run_config,
 )
 from rlightning.cluster.guard import EXIT_FAILED, one_line_errors
@@ -111,6 +112,12 @@ def train(
             "and say which.",
         ),
     ] = False,
+    lockstep: Annotated[
+        bool,
+        typer.Option(
+            "--lockstep", help="Let envs and learner take turns: slow, and the same every time."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON line on stdout, the rest on stderr.")
     ] = False,
@@ -134,6 +141,8 @@ def train(
         if resume is not None and not (configs or config):
             before = find_run(resume)
             configs = [before / "config.yaml"]
+        if lockstep:
+            overrides = [*(overrides or []), "train.lockstep=true"]
         effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
@@ -245,6 +254,82 @@ def health(
 
 
 @app.command()
+def top(
+    names: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Argument(
+            metavar="[ADDR... | CONFIG | RUN]",
+            help="Services, a config, or the folder of a run; default: the last run.",
+        ),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Show one view; exit 1 unless all are SERVING.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line, per interval.")
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    token: Token = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    debug: Debug = False,
+) -> None:
+    """Show a running cluster: health, sessions, rates, queues, buffers, latency by stage."""
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.sight import find_sight
+        from rlightning.cluster.top import top as run_top
+
+        auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
+        given = any((token, token_file, ca, cert, key))
+        sight = find_sight(names or [], auth if given else None)
+        serving = run_top(sight, once=once, as_json=as_json, interval_s=interval)
+    raise typer.Exit(0 if serving or not once else EXIT_FAILED)
+
+
+@app.command()
+def doctor(
+    configs: Configs = None,
+    config: MoreConfigs = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    bundle: Annotated[
+        Optional[Path],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(
+            metavar="FILE", help="Also pack configs without secrets, versions, logs: .zip, .tar.gz."
+        ),
+    ] = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    debug: Debug = False,
+) -> None:
+    """Look for what keeps a cluster from working, say how to fix it, and measure its links.
+
+    Takes about 3 s for each service. Exits with 1 when it finds an error.
+    """
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.bundle import check_bundle_name, write_bundle
+        from rlightning.cluster.doctor import doctor as examine
+        from rlightning.cluster.doctor import sight_to_examine
+
+        if bundle is not None:
+            check_bundle_name(bundle)
+        effective = read_run_config(configs, config, overrides, name=None, restart_window_s=None)
+        auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
+        given = any((token, token_file, ca, cert, key))
+        sight = sight_to_examine(effective, auth if given else None)
+        diagnosis = examine(effective, sight, as_json=as_json)
+        if bundle is not None:
+            write_bundle(bundle, effective, diagnosis, sight.run)
+            typer.echo(f"wrote {bundle}", err=as_json)
+    raise typer.Exit(0 if diagnosis.ok else EXIT_FAILED)
+
+
+@app.command()
 def attach(
     env: Annotated[
         str, typer.Argument(metavar="ENV", help="A gymnasium id, or module:Class of an env.")
@@ -270,6 +355,13 @@ def attach(
         int, typer.Option(help="Steps to keep while the server is away.")
     ] = 10_000,
     spool_mb: Annotated[float, typer.Option(help="Megabytes of them.")] = 256.0,
+    camera: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(
+            metavar="KEY=CODEC[:QUALITY][@WIDTHxHEIGHT]",
+            help="Send pictures as png, jpeg or none, such as wrist=jpeg:80@320x240; repeatable.",
+        ),
+    ] = None,
     token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -292,6 +384,7 @@ def attach(
             max_action_age_ms=max_action_age_ms,
             spool_steps=spool_steps,
             spool_mb=spool_mb,
+            cameras=key_values(camera, "--camera"),
             auth=auth,
         )
 

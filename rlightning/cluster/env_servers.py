@@ -125,6 +125,15 @@ class EnvServers:
             if not isinstance(error, _AWAY) or len(errors) == len(servers):
                 raise error
 
+    async def collect(self, begin: int, steps: int, timeout_s: float) -> bool:
+        """Lets the env server of a run in lockstep, which has one, take a round.
+
+        Arguments, result and errors are those of `EnvClient.collect`.
+        """
+        await self._find(timeout_s)
+        (server,) = self._servers.values()
+        return await server.client.collect(begin, steps, timeout_s=timeout_s)
+
     async def close(self) -> None:
         """Closes the connections."""
         for server in self._servers.values():

@@ -86,11 +86,21 @@ class LocalLauncher:
                     raise
                 raise ClusterError(f"{error}; logs in {logs}") from None
             on_failure.pop_all()
+        self._restart_with_all()
         self._run.begin()
         for section in self.sections:
             watcher = threading.Thread(target=self._watch, args=(section,), daemon=True)
             watcher.start()
             self._watchers.append(watcher)
+
+    def _restart_with_all(self) -> None:
+        """Lets a buffer server that began with a checkpoint come back with all that it has then."""
+        buffer = self.config.buffer
+        if buffer.restore not in ("none", "latest"):
+            buffer.restore = "latest"
+            for section in self._shards:
+                self._tell_listeners(section)
+            self._run.save_config(self.config)
 
     def check(self) -> None:
         """Raises when a service is gone for good.
@@ -179,6 +189,9 @@ class LocalLauncher:
         own: dict[str, Any] = {"services": {"buffer": {"listen": listen}}}
         if self.config.buffer.data_dir is not None:
             own["buffer"] = {"data_dir": str(Path(self.config.buffer.data_dir) / section)}
+            names = self.config.buffer.restore.split(",")
+            if len(names) == len(self._shards):  # each has a checkpoint of its own
+                own["buffer"]["restore"] = names[list(self._shards).index(section)]
         write_atomically(file, Config.from_dict(own).to_yaml(), mode=0o600)
         return ("--config", str(file))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from rlightning.cluster.runs import run_name
@@ -65,6 +66,15 @@ def config_of(run: Path) -> MainConfig:
         if service.address is None:
             service.listen = type(service)().listen
     return config
+
+
+def outcome_of(run: Path) -> str | None:
+    """Returns how a run ended, `running` before that; None where its manifest does not tell."""
+    try:
+        outcome = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["outcome"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return str(outcome)
 
 
 def read_checkpoint(run: Path, link: str, config: MainConfig) -> Checkpoint:

@@ -46,6 +46,8 @@ _PAUSE_S = 0.1
 # A pause is answered when every group has ended its step.
 _HOLD_S = 10.0
 _SNAPSHOT_S = 600.0
+# Beside the time that an env server takes to say that a round is on its way.
+_ROUND_S = 5.0
 # What a learner is told of, while a service is away, that everybody knows already.
 _FOLLOWS = (PRODUCER_SILENT, SHARD_MISSING)
 _PUBLISHING_KEPT = 256
@@ -58,13 +60,19 @@ class RemoteBackend:
 
     Args:
         launcher: Has started its services.
+        world_size: How many learners share the data; this one is rank 0.
         report: Takes one line for people; called from several threads.
     """
 
     def __init__(
-        self, launcher: LocalLauncher, *, report: Callable[[str], None] = lambda text: None
+        self,
+        launcher: LocalLauncher,
+        world_size: int = 1,
+        *,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._launcher = launcher
+        self._world_size = world_size
         self._report = report
         self._loop = shared_loop()
         self._latency = LatencyStats("first_use")
@@ -98,7 +106,9 @@ class RemoteBackend:
         self._policy = PolicyClient(**dial(services.policy))
         self._buffers = buffer_clients(self._launcher.config)
         size = batch_size(self._launcher.config) or 0
-        self._samples = sample_client(self._launcher.config, batch_size=size)
+        self._samples = sample_client(
+            self._launcher.config, batch_size=size, world_size=self._world_size
+        )
         self._publisher = WeightPublisher(self._policy)
         self._publisher.start()
 
@@ -106,6 +116,11 @@ class RemoteBackend:
         await self._publisher.close()
         clients = (self._samples, *self._buffers, self._policy, self._env)
         await asyncio.gather(*(client.close() for client in clients))
+
+    @property
+    def config(self) -> MainConfig:
+        """The config of the launcher, with the addresses that were bound."""
+        return self._launcher.config
 
     def env_metas(self) -> list[EnvMeta]:
         """Returns the spaces and sizes of the envs, one entry per group of rows.
@@ -159,6 +174,26 @@ class RemoteBackend:
         """Pauses the actors, or lets them go on."""
         self._patiently(lambda timeout_s: self._env.hold(wanted, timeout_s + _HOLD_S))
 
+    def collect(self, begin: int, stop: Callable[[], bool]) -> None:
+        """Lets the envs take a round of lockstep, and returns when it is stored.
+
+        Args:
+            begin: As of `Source.collect`.
+            stop: As of `Source.collect`.
+        """
+        self._loop.run(self._samples.ack())  # a rollout that is used makes room
+        steps = self._launcher.config.buffer.rollout_length
+        while not self._patiently(
+            lambda timeout_s: self._env.collect(begin, steps, timeout_s + _ROUND_S)
+        ):
+            if stop():
+                return
+        if self._launcher.config.buffer.type == "ReplayBuffer":
+            # What is open goes to the storage, so that nothing depends on who writes next.
+            ids = [str(env.env_id) for env in self.env_metas()]
+            for buffer in self._buffers:
+                self._patiently(partial(_truncate, buffer, ids))
+
     def update_priorities(self, columns: Mapping[str, Any], priorities: Any) -> None:
         """Sets the priorities of a batch's rows; rows of a buffer that has restarted are gone."""
         shards, indices = unpack(columns["sample_index"])
@@ -170,16 +205,20 @@ class RemoteBackend:
             with contextlib.suppress(InvalidRequestError):
                 self._patiently(partial(_update_priorities, buffer, rows))
 
-    def snapshot(self) -> str | None:
+    def snapshot(self, keep: Sequence[str]) -> str | None:
         """Lets the buffer server write a snapshot and returns its name; None if it writes none.
 
         Several buffer servers write one each, and the names are joined by commas.
+
+        Args:
+            keep: As of `Backend.snapshot`.
         """
-        made = [
-            self._loop.run(buffer.checkpoint(timeout_s=_SNAPSHOT_S)) for buffer in self._buffers
-        ]
+        made = []
+        for number, buffer in enumerate(self._buffers):
+            mine = [name for names in keep for name in names.split(",")[number : number + 1]]
+            made.append(self._loop.run(buffer.checkpoint(mine, timeout_s=_SNAPSHOT_S)))
         written = [one.name for one in made if one is not None]
-        return ",".join(written) or None
+        return ",".join(written) if len(written) == len(made) else None
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""
@@ -275,6 +314,10 @@ class RemoteBackend:
         self._launcher.check()
 
 
+async def _truncate(buffer: BufferClient, env_ids: Sequence[str], timeout_s: float) -> int:
+    return await buffer.truncate(env_ids, timeout_s=timeout_s)
+
+
 async def _update_priorities(buffer: BufferClient, rows: Sequence[Any], timeout_s: float) -> int:
     indices, priorities, generations = rows
     return await buffer.update_priorities(indices, priorities, generations, timeout_s=timeout_s)
@@ -286,16 +329,23 @@ def buffer_clients(config: MainConfig) -> list[BufferClient]:
     return [BufferClient(address, **options) for address in config.buffer_addresses]
 
 
-def sample_client(config: MainConfig, *, batch_size: int = 0) -> SampleClient | ShardedSampleClient:
+def sample_client(
+    config: MainConfig, *, batch_size: int = 0, rank: int = 0, world_size: int = 1
+) -> SampleClient | ShardedSampleClient:
     """Returns what takes batches from the buffer server of a config, or from all of its shards.
 
     Args:
         config: The config.
         batch_size: Transitions in a batch; 0 for rollouts.
+        rank: Which of `world_size` learners will take them, where there is one buffer server.
+        world_size: How many learners there are.
     """
     options = dial_options(config.services.buffer)
     if config.buffer.storage.type == "sharded":
         return ShardedSampleClient(config.buffer, batch_size=batch_size, **options)
+    # In lockstep nothing is drawn before its time.
+    options["prefetch"] = 0 if config.train.lockstep else 1
+    options |= {"rank": rank, "world_size": world_size}
     return SampleClient(config.buffer_addresses[0], batch_size=batch_size, **options)
 
 

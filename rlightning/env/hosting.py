@@ -142,6 +142,10 @@ class HostedGroup:
         self.placement.record_reset(time.perf_counter() - start)
         return self._begun(env_ret)
 
+    def count_episodes_from(self, episode_id: int) -> None:
+        """Gives the first episode of the next reset this id, and those after it the following."""
+        self._counter.count_from(episode_id)
+
     def reset_here(self) -> EnvRet:
         """Does as `reset`, in the calling thread, which has to be that of the env."""
         with self.activity.resetting():

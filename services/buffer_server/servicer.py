@@ -225,7 +225,7 @@ class BufferService:
     async def _checkpoint(
         self, request: pb.CheckpointRequest, context: Context
     ) -> pb.CheckpointResponse:
-        made = await self._store.checkpoint()
+        made = await self._store.checkpoint(request.keep if request.hold else None)
         return pb.CheckpointResponse(name=made.name, total_bytes=made.nbytes)
 
     async def _describe(self, request: pb.BufferServiceDescribeRequest, context: Context) -> bytes:
@@ -283,7 +283,9 @@ class BufferService:
             **dataclasses.asdict(self._insert.counts),
             "batches_total": self._sample.batches_total,
             **self._store.stats(),
+            "inserts_waiting": self._insert.waiting,
             "sessions": describe_sessions(self._writers.sessions),
+            "learners": describe_sessions(self._learners.sessions),
             "tables": {name: table.stats() for name, table in self._tables.items()},
             "latency": latency.summary(),
             "latency_window_s": latency.WINDOW_S,

@@ -17,6 +17,7 @@ from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import MALLOC_ENV
 from rlightning.errors import ConfigError
 from rlightning.utils.config import load_config
+from tests.manifests import left_to_the_run
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -50,6 +51,8 @@ SETTINGS = dict(
 NAMES = ["configs/cartpole.yaml", "configs/docker/compose.yaml"]
 FILES = [ROOT / name for name in NAMES]
 PORTS = {"env_server": 50051, "policy_server": 50052, "buffer_server": 50053}
+# Prometheus and Grafana are those of others.
+OURS = {name: one for name, one in COMPOSE["services"].items() if "profiles" not in one}
 services = pytest.mark.parametrize("name", PORTS)
 
 
@@ -192,6 +195,11 @@ def test_every_config_takes_what_compose_adds(config):
     assert loaded.buffer.auto_truncate_episode >= buffer.auto_truncate_episode
 
 
+@pytest.mark.parametrize("config", ["cartpole.yaml", "cartpole_dqn.yaml"])
+def test_services_get_what_a_run_would_tell_those_that_it_starts(config):
+    assert left_to_the_run(load_config([ROOT / "configs" / config, FILES[1]], environ={})) == []
+
+
 @services
 def test_build_arguments_are_those_of_the_dockerfile(name):
     known = dict(rest.partition("=")[::2] for word, rest in dockerfile(name) if word == "ARG")
@@ -255,12 +263,13 @@ def test_what_is_kept_is_on_a_volume_that_the_image_gives_to_its_user():
         image = COMPOSE["services"][service]["image"].removeprefix("rlightning/")
         owned = [rest for word, rest in dockerfile(image) if word == "RUN" and "install -d" in rest]
         assert re.search(rf"-o 10001 .*{folder}\b", owned[0])
-    assert set(COMPOSE["volumes"]) == {volume for volume, _ in kept.values()}
+    of_others = COMPOSE["services"].keys() - OURS.keys()
+    assert set(COMPOSE["volumes"]) == {volume for volume, _ in kept.values()} | of_others
 
 
 def test_your_code_is_on_the_import_path():
     (path,) = load_config(FILES, environ={}).services.python_path
-    for service in COMPOSE["services"].values():
+    for service in OURS.values():
         binds = [volume for volume in service["volumes"] if isinstance(volume, dict)]
         assert all(bind["read_only"] for bind in binds)
         assert path in {bind["target"] for bind in binds}

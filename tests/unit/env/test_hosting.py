@@ -12,6 +12,7 @@ import pytest
 from rlightning.env import BaseEnv
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
 from rlightning.env.hosting import HostedGroup, StepPlacement, group_name, host_envs
+from rlightning.env.lockstep import Round
 from rlightning.env.replica import replica_name, replica_seed
 from rlightning.errors import ConfigError, EnvError, ResetNeededError
 from rlightning.types import ActionSource, EnvRet
@@ -332,3 +333,27 @@ def test_the_log_keeps_the_last_and_readers_have_cursors():
     assert [r.episode_id for r in log.since(4)] == [4]
     assert log.since(log.cursor) == []
     assert [r.episode_id for r in log.since(99)] == [2, 3, 4]  # of another process's log
+
+
+async def test_a_round_of_lockstep_begins_the_same_whatever_came_before():
+    async def play(steps_before, begin, index=0):
+        groups, _ = await hosted("CartPole-v1", num_envs=2)
+        await groups[0].reset()
+        for _ in range(steps_before):
+            await groups[0].step(answer(groups[0].env_id, np.array([1, 0])))
+        one = Round(groups[0], index, begin, seed=3)
+        first = await one.reset()
+        then = await one.step(answer(groups[0].env_id, np.array([0, 1])))
+        again = await one.reset()  # as after an error of the env
+        await close(groups)
+        return [first, then, again]
+
+    for one, other in zip(await play(0, 16), await play(50, 16), strict=True):
+        np.testing.assert_array_equal(one.observation, other.observation)
+        np.testing.assert_array_equal(one.episode_id, other.episode_id)
+    first, _, again = await play(0, 16)
+    assert not np.array_equal(first.observation, again.observation)
+    assert len({*first.episode_id.tolist(), *again.episode_id.tolist()}) == 4
+    for other in (await play(0, 17), await play(0, 16, index=1)):
+        assert not np.array_equal(first.observation, other[0].observation)
+    assert first.episode_id.max() + 1000 < (await play(0, 17))[0].episode_id.min()
