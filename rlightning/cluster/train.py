@@ -201,7 +201,13 @@ def _learn(
             return monitor.reached.is_set()
 
         with monitor, _shown_metrics(config.learner.metrics, stats):
-            algorithm = learner.build_learner(config, backend.env_metas()[0], ranks)
+            metas = backend.env_metas()
+            paced = config.buffer.type == "ReplayBuffer" and not config.train.lockstep
+            if paced:
+                # Until it learns, since each of their steps asks for updates. One that was killed
+                # may have left them paused anyway.
+                backend.hold(True)
+            algorithm = learner.build_learner(config, metas[0], ranks)
             if checkpoint is not None:
                 load_checkpoint(checkpoint, algorithm)
             resumed = None if checkpoint is None else checkpoint.buffer_snapshot
@@ -219,6 +225,8 @@ def _learn(
                 learner.train_loop(algorithm, backend, config.train, **hooks)
             else:
                 assert isinstance(algorithm, ReplayAlgorithm)  # `build_learner` has looked
+                if paced:
+                    backend.hold(False)
                 learner.train_from_replay(algorithm, backend, config.train, config.learner, **hooks)
             ranks.order(Order.STOP)
     if monitor.reached.is_set():

@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from rlightning.cli.app import app
+from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import MALLOC_ENV
 from rlightning.errors import ConfigError
 from rlightning.utils.config import load_config
@@ -202,6 +203,9 @@ def test_the_setting_for_a_durable_buffer_fits_a_config_with_replay_and_no_other
 def test_every_config_takes_what_compose_adds(config):
     loaded = load_config([ROOT / "configs" / config, FILES[1]], environ={})
     assert loaded.train.after_target == "serve"
+    # What `prepare` gives to services that a run starts itself.
+    buffer = prepare(loaded).buffer
+    assert loaded.buffer.auto_truncate_episode >= buffer.auto_truncate_episode
 
 
 @pytest.mark.parametrize("config", ["cartpole.yaml", "cartpole_dqn.yaml"])

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rlightning.cluster.evaluate import evaluate
+from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.past_runs import find_run
 from rlightning.cluster.train import train
 from rlightning.errors import ConfigError
@@ -41,10 +42,16 @@ def test_the_custom_policy_learns_with_its_own_loss_and_with_ppo(algorithm, tmp_
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_a_run_goes_on_from_the_checkpoint_of_another(algorithm, tmp_path):
+def test_a_run_goes_on_from_the_checkpoint_of_another(algorithm, tmp_path, monkeypatch):
+    holds, hold = [], InProcessBackend.hold
+    monkeypatch.setattr(
+        InProcessBackend, "hold", lambda self, wanted: holds.append(wanted) or hold(self, wanted)
+    )
     short = {"target_return": None, "max_env_steps": 1200}
     first = make_config(algorithm, tmp_path, **short)
     assert train(first, in_process=True, quiet=True)
+    # Who learns for each step lets the actors wait until it can; others take what there is.
+    assert holds[:2] == ([True, False] if algorithm == "sac" else [])
     run = find_run("latest", first)
     before = json.loads((run / "checkpoints" / "latest" / "manifest.json").read_text())
     longer = make_config(algorithm, tmp_path, **{**short, "max_env_steps": 1600})
