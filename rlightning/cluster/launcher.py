@@ -137,8 +137,10 @@ class LocalLauncher:
     def summary(self) -> Iterator[str]:
         """Yields one line for each service: its state and where it is dialled."""
         for section in self.sections:
-            state = "SERVING" if self.probe(section) else "waits for weights"
-            yield f"{label_of(section):14} {state}  {self.address(section)}"
+            serving = self._serving(section)
+            state = "SERVING" if serving else "waits for weights"
+            several = f"  {serving} replicas" if serving > 1 else ""
+            yield f"{label_of(section):14} {state}  {self.address(section)}{several}"
 
     def address(self, section: str) -> str:
         """Returns where a service is dialled."""
@@ -229,14 +231,21 @@ class LocalLauncher:
             raise ClusterError(f"{complaint} after {timeout_s:g} s (services.start_timeout_s)")
 
     def probe(self, section: str, check: str = health.OVERALL) -> bool:
-        """Returns whether a check of a service is SERVING; blocks for at most a second."""
+        """Returns whether a check of a service, or of one of its replicas, is SERVING.
+
+        Blocks for at most a second, or two where a name server does not answer.
+        """
+        return self._serving(section, check) > 0
+
+    def _serving(self, section: str, check: str = health.OVERALL) -> int:
         service = self._service(section)
         address, auth = service.dial_address, service.auth
-        asked = health.check(address, check, timeout_s=_PROBE_S, auth=auth)
+        asked = health.check_replicas(address, check, timeout_s=_PROBE_S, auth=auth)
         try:
-            return shared_loop().run(asked) is health.ServingStatus.SERVING
+            answers = shared_loop().run(asked)
         except RemoteError:
-            return False
+            return 0
+        return sum(answer is health.ServingStatus.SERVING for answer in answers.values())
 
     def _watch(self, section: str) -> None:
         """Follows one service until the run ends or the service is gone for good."""

@@ -17,10 +17,10 @@ from rlightning.buffer.rendezvous import PRODUCER_SILENT
 from rlightning.buffer.sharded_client import SHARD_MISSING, ShardedSampleClient
 from rlightning.buffer.shards import unpack
 from rlightning.cluster.backend import ClusterState, batch_size
+from rlightning.cluster.env_servers import EnvServers
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.progress import find_latencies
 from rlightning.env.attached import PREFIX
-from rlightning.env.remote_client import ActorCommand, EnvClient, EnvStatus
 from rlightning.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
@@ -61,30 +61,30 @@ class RemoteBackend:
     Args:
         launcher: Has started its services.
         world_size: How many learners share the data; this one is rank 0.
+        report: Takes one line for people; called from several threads.
     """
 
-    def __init__(self, launcher: LocalLauncher, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        launcher: LocalLauncher,
+        world_size: int = 1,
+        *,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._launcher = launcher
         self._world_size = world_size
+        self._report = report
         self._loop = shared_loop()
-        self._cursor = 0
-        self._trace_cursor = 0
         self._latency = LatencyStats("first_use")
         self._publishing: dict[int, int] = {}
-        self._steps_before = 0
-        self._steps = 0
         self._silent_until = 0.0
-        self._counting = asyncio.Lock()
 
     def __enter__(self) -> Self:
         self._loop.run(self._open())
         try:
             self._patiently(lambda _: self._samples.start(_CONNECT_S))
             if self._launcher.config.services.env.address is not None:
-                # It may have worked for others before.
-                status = self._patiently(lambda timeout_s: self._env.describe(timeout_s=timeout_s))
-                self._cursor = status.episode_cursor
-                self._steps, self._steps_before = status.env_steps, -status.env_steps
+                self._patiently(self._env.look)  # what it has done before is not of this run
         except BaseException:
             self._loop.run(self._close())
             raise
@@ -100,7 +100,9 @@ class RemoteBackend:
 
     async def _open(self) -> None:
         services = self._launcher.config.services
-        self._env = EnvClient(**dial(services.env))
+        self._env = EnvServers(
+            services.env, fresh=services.env.address is None, report=self._report
+        )
         self._policy = PolicyClient(**dial(services.policy))
         self._buffers = buffer_clients(self._launcher.config)
         size = batch_size(self._launcher.config) or 0
@@ -128,9 +130,8 @@ class RemoteBackend:
         service = self._launcher.config.services.env
         deadline = time.monotonic() + service.clients_timeout_s
         while True:
-            envs = self._patiently(
-                lambda timeout_s: self._env.describe(self._cursor, timeout_s=timeout_s)
-            ).envs
+            self._patiently(self._env.look)
+            envs = self._env.envs
             attached = sum(str(env.env_id).startswith(PREFIX) for env in envs)
             if envs and attached >= service.min_clients:
                 # Nobody could write before, so the silence of the buffer begins now.
@@ -171,8 +172,7 @@ class RemoteBackend:
 
     def hold(self, wanted: bool) -> None:
         """Pauses the actors, or lets them go on."""
-        command: ActorCommand = "pause" if wanted else "start"
-        self._patiently(lambda timeout_s: self._env.control(command, timeout_s=timeout_s + _HOLD_S))
+        self._patiently(lambda timeout_s: self._env.hold(wanted, timeout_s + _HOLD_S))
 
     def collect(self, begin: int, stop: Callable[[], bool]) -> None:
         """Lets the envs take a round of lockstep, and returns when it is stored.
@@ -184,7 +184,7 @@ class RemoteBackend:
         self._loop.run(self._samples.ack())  # a rollout that is used makes room
         steps = self._launcher.config.buffer.rollout_length
         while not self._patiently(
-            lambda timeout_s: self._env.collect(begin, steps, timeout_s=timeout_s + _ROUND_S)
+            lambda timeout_s: self._env.collect(begin, steps, timeout_s + _ROUND_S)
         ):
             if stop():
                 return
@@ -230,22 +230,11 @@ class RemoteBackend:
     def env_steps(self) -> int:
         """Returns the env steps taken in this run; every row counts.
 
-        While the env server is away: as it was last seen.
+        While an env server is away: as it was last seen.
         """
         with contextlib.suppress(UnavailableError, DeadlineExceededError):
-            self._loop.run(self._describe_env())
-        return self._steps_before + self._steps
-
-    async def _describe_env(self) -> EnvStatus:
-        # One at a time: an answer that is overtaken would look like that of a server come back.
-        async with self._counting:
-            env = await self._env.describe(
-                self._cursor, trace_cursor=self._trace_cursor, timeout_s=_LOOK_TIMEOUT_S
-            )
-            if env.env_steps < self._steps:  # an env server that came back counts from 0
-                self._steps_before += self._steps
-            self._steps = env.env_steps
-        return env
+            self._loop.run(self._env.look(_LOOK_TIMEOUT_S))
+        return self._env.env_steps
 
     def _patiently(
         self, call: Callable[[float], Coroutine[Any, Any, _T]], patience_s: float = _PATIENCE_S
@@ -271,30 +260,36 @@ class RemoteBackend:
         return self._loop.run(self._observe())
 
     async def _observe(self) -> ClusterState:
-        policy, env, buffers = await asyncio.gather(
+        policy, _, buffers = await asyncio.gather(
             self._policy.describe(timeout_s=_LOOK_TIMEOUT_S),
-            self._describe_env(),
+            self._env.look(_LOOK_TIMEOUT_S),
             asyncio.gather(*map(self._stats_of, self._buffers)),
         )
-        self._cursor, self._trace_cursor = env.episode_cursor, env.trace_cursor
         self._record_first_uses(policy)
-        latencies = dict(find_latencies(env.stats, "env."))
+        envs = self._env.stats()
+        latencies = {
+            name: summary
+            for env, stats in envs.items()
+            for name, summary in find_latencies(stats, f"{env}.")
+        }
         shards = {
             "buffer." if len(buffers) == 1 else f"buffer-{i}.": stats
             for i, stats in enumerate(buffers)
         }
         for prefix, stats in {"policy.": policy.stats, **shards}.items():
             for name, summary in find_latencies(stats, prefix):
-                if prefix == "policy.":  # whose stages the env server knows from its answers, too
-                    latencies.pop(name.replace(prefix, "env.", 1), None)
+                if prefix == "policy.":  # whose stages the env servers know from its answers, too
+                    for env in envs:
+                        latencies.pop(name.replace(prefix, f"{env}.", 1), None)
                 latencies[name] = summary
         latencies.update(find_latencies(self._latency.summary(), "learner."))
+        episodes, traces = self._env.news()
         return ClusterState(
-            env_steps=self._steps_before + self._steps,
-            episodes=env.episodes,
+            env_steps=self._env.env_steps,
+            episodes=episodes,
             policy_version=policy.policy_version,
             latencies=latencies,
-            traces=env.traces,
+            traces=traces,
         )
 
     async def _stats_of(self, buffer: BufferClient) -> Mapping[str, Any]:

@@ -59,6 +59,7 @@ def train(
     quiet: bool = False,
     as_json: bool = False,
     resume: Path | None = None,
+    note: str = "",
 ) -> bool:
     """Trains until the target return is reached or the steps are used up.
 
@@ -68,6 +69,7 @@ def train(
         quiet: Show nothing.
         as_json: End with one JSON line on stdout, and show all else on stderr.
         resume: Folder of a run whose latest checkpoint this one goes on from; None: none.
+        note: What to say first.
 
     Returns:
         Whether the target was reached; without a target: whether all steps were taken.
@@ -98,6 +100,8 @@ def train(
     display = Display(quiet=quiet, to_stderr=as_json, total_steps=config.train.max_env_steps)
     try:
         with interruptible(), display:
+            if note:
+                display.message(note)
             if checkpoint is not None:
                 run.manifest["resumed"] = str(checkpoint.path)
                 display.message(f"resumes {checkpoint.path}, {checkpoint.env_steps:,} env steps")
@@ -151,7 +155,7 @@ def _backend(
         display.message(f"run folder {run.path}")
         for line in launcher.summary():
             display.message(line)
-        with RemoteBackend(launcher, world_size) as remote:
+        with RemoteBackend(launcher, world_size, report=display.message) as remote:
             yield remote
 
 

@@ -27,6 +27,7 @@ from rlightning.policy.builder import build_policy
 from rlightning.policy.inference import Inference, Part
 from rlightning.policy.layout import InputLayout
 from rlightning.policy.pending import Pending
+from rlightning.policy.state import GroupState, StateBudget, StateLayout, StateUse
 from rlightning.policy.weight_store import Weights, WeightStore
 from rlightning.policy.weights import (
     check_numbers,
@@ -91,6 +92,7 @@ class PolicyHost:
         self._changed = asyncio.Event()
         # Making the network and installing weights exclude each other.
         self._lock = asyncio.Lock()
+        self._budget = StateBudget(config.max_session_state_bytes, config.max_state_bytes)
         self._installing: set[asyncio.Task[None]] = set()
 
     @property
@@ -108,6 +110,16 @@ class PolicyHost:
         if self._weights is None:
             raise NotFoundError("no weights were published yet")
         return self._weights
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the recurrent state that is kept, or has a place reserved."""
+        return self._budget.held_bytes
+
+    @property
+    def states(self) -> StateLayout | None:
+        """The policy's recurrent state; None if it keeps none, or before the first group opened."""
+        return None if self._runner is None else self._runner.states
 
     async def start(self) -> None:
         """Starts the inference thread and loads the newest weights of the state directory."""
@@ -167,11 +179,29 @@ class PolicyHost:
         """Tells that a group will not ask any more."""
         self.batcher.close_group()
 
+    def keep_state(self, rows: int | None) -> GroupState | None:
+        """Returns fresh recurrent state for an open group of so many rows (None: one).
+
+        `drop_state` lets go of it. None if the policy keeps none.
+
+        Raises:
+            ResourceExhaustedError: `policy.max_session_state_bytes` or `policy.max_state_bytes` do
+                not allow so many rows.
+        """
+        states = self.states
+        return None if states is None else self._budget.open(max(1, rows or 1), states.row_bytes)
+
+    def drop_state(self, state: GroupState) -> None:
+        """Lets go of the state of a group, once."""
+        self._budget.close(state)
+
     def enqueue(
         self,
         env_ret: EnvRet,
         mode: Mode,
         *,
+        state: GroupState | None = None,
+        reset_state: bool = False,
         received_ns: int = 0,
         timeout_us: int = 0,
         nbytes: int = 0,
@@ -181,13 +211,16 @@ class PolicyHost:
         Args:
             env_ret: Arrays with a leading dimension of rows, or one row without.
             mode: Explore or exploit.
+            state: The group's recurrent state; no other request that is queued may use it. Without
+                one, a policy that keeps state answers as at the beginning of an episode.
+            reset_state: Begin with a fresh one, though no episode ended.
             received_ns: Monotonic time of its arrival; 0: now.
             timeout_us: How long somebody waits for the answer; 0: for ever.
             nbytes: Size of the message that it was read from.
 
         Raises:
-            InvalidRequestError: The observation is not in the declared space; the message names the
-                key.
+            InvalidRequestError: The observation is not in the declared space, or state is kept for
+                other rows; the message names the key.
             BatcherOverloadedError: The queue has no room.
         """
         runner = self._runner
@@ -195,6 +228,9 @@ class PolicyHost:
             raise PolicyError("no group is open")
         values, rows = runner.layout.flatten(env_ret)
         part = Part(env_ret.env_id, values, rows)
+        if runner.states is not None:
+            state = GroupState(None, carried=True) if state is None else state
+            part.state = StateUse.of(state, env_ret, rows or 1, fresh=reset_state)
         return self.batcher.enqueue(
             runner, part, mode, received_ns=received_ns, timeout_us=timeout_us, nbytes=nbytes
         )
@@ -248,6 +284,8 @@ class PolicyHost:
             **{name: getattr(stats, name) for name in (*counters, "overloaded")},
             "queue_rows": self.batcher.queued_rows,
             "groups": self.batcher.groups,
+            "state_groups": self._budget.groups,
+            "state_bytes": self._budget.held_bytes,
             "policy_version": self.version,
             "latency": stats.latency.summary(),
             "latency_window_s": stats.latency.WINDOW_S,
@@ -314,6 +352,7 @@ class PolicyHost:
         def make() -> None:
             try:
                 self._policy.init_eval(env_meta=meta)
+                runner.prepare()
             except RLightningError:
                 raise
             except Exception as error:
@@ -343,9 +382,15 @@ class _Runner:
 
     def __init__(self, policy: BasePolicy, layout: InputLayout) -> None:
         self.layout = layout
+        self.states: StateLayout | None = None
         self._policy = policy
         self._inference = Inference(policy, layout)
         self._version = 0
+
+    def prepare(self) -> None:
+        """Learns of the policy's state, once its network exists."""
+        self.states = StateLayout.of(self._policy)
+        self._inference = Inference(self._policy, self.layout, self.states)
 
     def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
         responses = self._inference.run(parts, mode)
@@ -356,11 +401,16 @@ class _Runner:
     def load(self, weights: dict[str, Tensor], version: int) -> None:
         load_weights(self._policy, weights)
         self._version = version
+        if self.states is not None:
+            self.states.refresh()
 
     def warm_up(self, rows: int) -> None:
         values = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in self.layout.leaves]
         try:
             for _ in range(_WARM_UP_BATCHES):
-                self._inference.run([Part("warm-up", values, rows)], Mode.EXPLORE)
+                part = Part("warm-up", values, rows)
+                if self.states is not None:
+                    part.state = StateUse(GroupState(rows), np.arange(rows), None, fresh=True)
+                self._inference.run([part], Mode.EXPLORE)
         except PolicyError as error:
             _LOG.warning("warming up with zeros failed: %s", error)

@@ -21,6 +21,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
+from rlightning.policy.carried import CarriedState
 from rlightning.policy.transfer import SERVICE, describe, fetch_weights, send_weights
 from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
@@ -33,6 +34,8 @@ from rlightning.wire import (
     Reader,
     Writer,
     fill_env_ret,
+    fill_value,
+    read_env_meta,
     read_policy_response,
     read_value,
 )
@@ -51,12 +54,14 @@ class PolicyDescription:
         policy_version: Version of the weights in use; 0 before the first publish.
         sessions: Sessions now open.
         stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
+        spec: The spaces that it acts in; None before a group has asked.
     """
 
     library_version: str
     policy_version: int
     sessions: int
     stats: Mapping[str, Any]
+    spec: EnvMeta | None = None
 
 
 class PolicyClient:
@@ -108,6 +113,9 @@ class PolicyClient:
         self._alarm: asyncio.TimerHandle | None = None
         self._seq = 0
         self._version = 0
+        self._recurrent = False
+        self._carried: CarriedState | None = None
+        self._unanswered: EnvRet | None = None
 
     @property
     def address(self) -> str:
@@ -179,7 +187,8 @@ class PolicyClient:
     ) -> PolicyResponse:
         """Returns the policy's answer for one group; one call at a time.
 
-        Observation, reward and flags are sent; what else `env_ret` holds is for the buffer.
+        Observation, reward and flags are sent; what else `env_ret` holds is for the buffer. After a
+        DeadlineExceededError the same `env_ret` is asked about again, and so answered once.
 
         Args:
             env_ret: Rows of the group; its arrays must not change before the answer.
@@ -196,6 +205,8 @@ class PolicyClient:
                 key.
             ResourceExhaustedError: The message passes a cap, or too much waits for inference.
             DeadlineExceededError: No answer in time.
+            PreconditionError: The server does not hold the recurrent state of these rows any more
+                (reason STATE_LOST): ask again with `reset_state`.
             RemoteError: The policy raised (its message is here), or the session ended for good.
         """
         session = self._session
@@ -203,13 +214,17 @@ class PolicyClient:
             raise PolicyError("act needs a session: await start() first")
         if self._ask is not None:
             raise PolicyError("act was called while another call waits for its answer")
-        self._seq += 1
+        if env_ret is not self._unanswered or reset_state:
+            self._seq += 1
+        self._unanswered = env_ret
+        if reset_state and self._carried is not None:
+            self._carried.reset()
         answer: asyncio.Future[PolicyResponse] = asyncio.get_running_loop().create_future()
         begun_ns = time.monotonic_ns()
         deadline_ns = begun_ns + int(self._act_timeout_s * 1e9)
         ask = _Ask(
             self._seq,
-            _for_policy(env_ret),
+            _for_policy(env_ret, recurrent=self._recurrent),
             mode,
             purpose,
             reset_state,
@@ -223,6 +238,12 @@ class PolicyClient:
         try:
             await session.send(self._encode(session, ask))
             response = await answer
+            self._unanswered = None
+        except DeadlineExceededError:
+            raise
+        except BaseException:
+            self._unanswered = None
+            raise
         finally:
             self._ask = None
         if self.stats.enabled:
@@ -288,6 +309,7 @@ class PolicyClient:
             response.policy_version,
             response.sessions,
             read_value(reader.message.stats, reader),
+            read_env_meta(reader.message.spec, reader) if response.HasField("spec") else None,
         )
 
     def _prepare_hello(self, request: pb.ActRequest) -> None:
@@ -295,6 +317,13 @@ class PolicyClient:
         request.hello.min_policy_version = self._version
 
     async def _on_welcome(self, reader: Reader[pb.ActResponse]) -> None:
+        welcome = reader.message.welcome
+        self._recurrent = welcome.recurrent
+        if not welcome.HasField("initial_state"):
+            self._carried = None
+        elif self._carried is None and self._spec is not None:
+            initial = read_value(welcome.initial_state, reader)
+            self._carried = CarriedState(initial, max(1, self._spec.num_envs or 1))
         session, ask = self._session, self._ask
         if session is not None and ask is not None:
             await session.send_now(self._encode(session, ask))
@@ -311,6 +340,8 @@ class PolicyClient:
         step.reset_state = ask.reset_state
         writer = Writer()
         fill_env_ret(step.env_ret, ask.env_ret, writer)
+        if self._carried is not None and not ask.reset_state:
+            fill_value(step.state, self._carried.of(ask.env_ret), writer)
         data = writer.finish(request)
         ask.encoded_ns = time.monotonic_ns()
         session.encoded = ask.sent_ns, ask.encoded_ns
@@ -328,6 +359,8 @@ class PolicyClient:
             return
         try:
             response = read_policy_response(answer.response, reader)
+            if self._carried is not None and answer.HasField("state"):
+                self._carried.keep(ask.env_ret, read_value(answer.state, reader))
         except CodecError as error:
             ask.answer.set_exception(RemoteError(f"bad answer: {error}", peer=self.address))
             return
@@ -407,7 +440,7 @@ class _Ask:
     heard_ns: int = 0
 
 
-def _for_policy(env_ret: EnvRet) -> EnvRet:
+def _for_policy(env_ret: EnvRet, *, recurrent: bool) -> EnvRet:
     """Returns what a policy gets of an EnvRet; the rest need not cross the network for it."""
     return type(env_ret)(
         env_ret.env_id,
@@ -416,5 +449,6 @@ def _for_policy(env_ret: EnvRet) -> EnvRet:
         env_ret.last_terminated,
         env_ret.last_truncated,
         ts_env_sent_ns=env_ret.ts_env_sent_ns,
+        episode_id=env_ret.episode_id if recurrent else None,
         rows=env_ret.rows,
     )

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -36,17 +37,21 @@ from rlightning.types import Mode
 from rlightning.utils.config import MainConfig, RpcConfig
 from rlightning.utils.failpoints import failpoint
 from rlightning.v1 import policy_service_pb2 as pb
+from rlightning.v1 import space_pb2
 from rlightning.wire import (
     Reader,
     Writer,
+    fill_env_meta,
     fill_policy_response,
     fill_value,
     read_env_ret,
+    read_value,
     split_batch,
 )
 
 if TYPE_CHECKING:
     from rlightning.policy.host import PolicyHost
+    from rlightning.policy.state import GroupState
 
 _LOG = logging.getLogger(__name__)
 
@@ -81,7 +86,7 @@ class PolicyService:
         self._host: PolicyHost | None = None
         self._hosting = asyncio.Event()
         self._registry = SessionRegistry(self._rpc, f"/{SERVICE}/Act")
-        self._acting = ActHandler(self._rpc)
+        self._acting = ActHandler(self._rpc, carried=self._config.state == "carried")
         self._uploaded = 0  # bytes of all the weights that are coming in
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -130,6 +135,7 @@ class PolicyService:
         queued = host.batcher.queued_rows
         metrics.gauge("queue_depth", "What waits, by queue.", queued, queue="inference_rows")
         metrics.gauge("policy_version", "Version of the weights in use.", host.version)
+        metrics.gauge("state_bytes", "Recurrent state that is kept.", host.state_bytes)
         for name, text, value in (
             ("requests_total", "Requests answered.", stats.requests),
             ("rows_total", "Rows answered.", stats.rows),
@@ -230,6 +236,8 @@ class PolicyService:
         writer = Writer()
         stats = {**host.describe(), "sessions": describe_sessions(self._registry.sessions)}
         fill_value(response.stats, stats, writer)
+        if host.meta is not None:
+            fill_env_meta(response.spec, host.meta, writer)
         stamp(response, arrival)
         return writer.finish(response)
 
@@ -243,16 +251,31 @@ class _Upload:
 
 @dataclass
 class _Group:
-    """What the server keeps of one session: the last request, and so its answer."""
+    """What the server keeps of one session: the last request, so its answer, and recurrent state.
+
+    Attributes:
+        seq: Number of the last request that was inferred.
+        pending: That request.
+        carried: State that came with it, and then that for its answer.
+        state: State that is kept from step to step.
+        begun: Whether `state` has followed the session from its beginning or a reset.
+    """
 
     seq: int = 0
     pending: Pending | None = None
+    carried: GroupState | None = None
+    state: GroupState | None = None
+    begun: bool = False
     open: bool = False
     answering: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
     """Serves the sessions of `Act`.
+
+    Args:
+        rpc: Limits and times.
+        carried: Clients carry the policy's recurrent state.
 
     Attributes:
         host: Set once the service has one; sessions open only after that.
@@ -261,7 +284,8 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
     request_type = pb.ActRequest
     response_type = pb.ActResponse
 
-    def __init__(self, rpc: RpcConfig) -> None:
+    def __init__(self, rpc: RpcConfig, *, carried: bool) -> None:
+        self._carried = carried
         self.host: PolicyHost | None = None
         self._wait_s = rpc.lease_s
         self._answering: set[asyncio.Task[None]] = set()
@@ -276,11 +300,23 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
             min_version=reader.message.hello.min_policy_version,
             timeout_s=self._wait_s,
         )
-        if not isinstance(session.state, _Group):
-            session.state = _Group()
-        session.state.open = True
+        group = session.state if isinstance(session.state, _Group) else _Group()
+        try:
+            self._keep_state(group, max(1, session.spec.num_envs or 1))
+        except RLightningError:
+            host.close_group()
+            raise
+        session.state = group
+        group.open = True
         response = pb.ActResponse()
         response.welcome.policy_version = host.version
+        if host.states is not None:
+            response.welcome.recurrent = True
+            if self._carried:
+                writer = Writer()
+                fill_value(response.welcome.initial_state, host.states.initial, writer)
+                # Another writer will finish the welcome: this one must leave nothing out of it.
+                response = pb.ActResponse.FromString(writer.finish(response))
         return response
 
     async def on_close(self, session: Session, *, resumable: bool) -> None:
@@ -289,6 +325,17 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         if group.open:
             group.open = False
             self._hosted().close_group()
+        if not resumable and group.state is not None:
+            self._hosted().drop_state(group.state)
+            group.state = None
+
+    def message_cap(self, spec: space_pb2.EnvMeta, rpc: RpcConfig) -> int:
+        """Returns the cap of any session, and room for the state that a client carries."""
+        cap = super().message_cap(spec, rpc)
+        states = self._hosted().states
+        if self._carried and states is not None:
+            cap += max(1, spec.num_envs) * states.row_bytes
+        return cap
 
     async def on_message(self, session: Session, reader: Reader[pb.ActRequest]) -> None:
         """Queues a step, or finds the answer it already has."""
@@ -302,19 +349,19 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
                 f"request {step.seq} came after {group.seq}: its answer is no longer kept",
                 reason="SEQ",
             )
-        if step.HasField("state"):
-            # Ignoring it would let the client believe that its answers depend on it.
-            error = InvalidRequestError(
-                "state: the policy of this server carries no recurrent state"
-            )
-            await self._send_error(session, step.seq, error, arrival)
-            return
         pending = group.pending
-        if step.seq > group.seq or pending is None:
+        if step.seq > group.seq or pending is None or pending.failed:
+            if group.state is not None and pending is not None and not pending.done:
+                # Nobody waits for it any more, but it is a step of the state.
+                with suppress(RLightningError):
+                    await pending.wait()
             try:
+                state = self._state_of(group, step, reader)
                 pending = self._hosted().enqueue(
                     read_env_ret(step.env_ret, reader),
                     Mode.EXPLOIT if step.mode == pb.MODE_EXPLOIT else Mode.EXPLORE,
+                    state=state,
+                    reset_state=step.reset_state,
                     received_ns=arrival.received_ns,
                     timeout_us=arrival.timeout_us,
                     nbytes=reader.nbytes + _VALUE_BYTES * reader.used()[0],
@@ -324,11 +371,13 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
                 await self._send_error(session, step.seq, refused, arrival)
                 return
             group.seq, group.pending = step.seq, pending
+            group.carried = state if self._carried else None
         if pending.done or self._hosted().batcher.prompt:
-            await self._answer(session, step.seq, pending, arrival)
+            await self._answer(session, step.seq, pending, group.carried, arrival)
         else:
             # Not awaited here: the stream's heartbeats must be read during a long inference.
-            task = asyncio.create_task(self._answer(session, step.seq, pending, arrival))
+            answering = self._answer(session, step.seq, pending, group.carried, arrival)
+            task = asyncio.create_task(answering)
             for tasks in (self._answering, group.answering):
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -348,7 +397,49 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         if waiting:
             await asyncio.wait(waiting, timeout=deadline_s)
 
-    async def _answer(self, session: Session, seq: int, pending: Pending, arrival: Arrival) -> None:
+    def _keep_state(self, group: _Group, rows: int) -> None:
+        """Lets a group have recurrent state for its rows: that of before, if it had some."""
+        if group.state is not None:
+            if group.state.rows == rows:
+                return
+            self._hosted().drop_state(group.state)
+            group.state, group.begun = None, False
+        if not self._carried:
+            group.state = self._hosted().keep_state(rows)
+
+    def _state_of(
+        self, group: _Group, step: pb.ActStep, reader: Reader[pb.ActRequest]
+    ) -> GroupState | None:
+        """Returns the recurrent state that a step goes on from; None for a fresh one, or none.
+
+        Raises:
+            PreconditionError: It is lost.
+            InvalidRequestError: The step brings one that the policy cannot take.
+        """
+        states = self._hosted().states
+        if states is not None and self._carried and step.HasField("state"):
+            return states.read_carried(read_value(step.state, reader))
+        if step.HasField("state"):
+            # Ignoring it would let the client believe that its answers depend on it.
+            who = "this server's policy has none" if states is None else "this server keeps it"
+            raise InvalidRequestError(f"state: a client brought recurrent state, and {who}")
+        group.begun = group.begun or step.seq == 1 or step.reset_state
+        if states is not None and not group.begun:
+            raise PreconditionError(
+                f"the recurrent state before request {step.seq} is not here; send it again with "
+                "reset_state",
+                reason="STATE_LOST",
+            )
+        return group.state
+
+    async def _answer(
+        self,
+        session: Session,
+        seq: int,
+        pending: Pending,
+        carried: GroupState | None,
+        arrival: Arrival,
+    ) -> None:
         try:
             policy_response, stages = await pending.wait()
         except RLightningError as error:
@@ -366,6 +457,9 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         try:
             policy_response.mark_policy_sent()
             fill_policy_response(answer.response, policy_response, writer)
+            states = self._hosted().states
+            if carried is not None and states is not None:
+                fill_value(answer.state, states.arrays(carried), writer)
             stamp(response, arrival)
             await session.send(writer.finish(response))
         except CodecError as error:

@@ -179,8 +179,10 @@ class PolicyConfig(Config):
             the activation.
         optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
             `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
-        rollout_mode: Documented; `rollout_step` is called as a function here.
-        router_type: How work is spread over several policies.
+        rollout_mode: Whether `PolicyGroup.rollout_batch` returns responses (`sync`) or futures of
+            them (`async`); `rollout_step` is a function in both.
+        router_type: Which policy of a `PolicyGroup` answers an env: the one with the fewest
+            requests (`simple`), or always the same (`node_affinity`).
         weight_buffer: Where weights wait before they are used.
         policy_kwargs: For a `module:Class` to read.
         initial_weights: `none` lets nobody act before the first publish; `random` acts with fresh
@@ -194,6 +196,12 @@ class PolicyConfig(Config):
         queue_rows: Rows that may wait for inference; more are refused.
         queue_bytes: Bytes of the requests that may wait for inference; more are refused.
         max_weights_bytes: Size that published weights may have.
+        state: Who has the recurrent state of a policy that keeps some: `kept` by the policy server,
+            or `carried` by clients, in requests and answers: it then outlives the server.
+        store_state: Whether the state that an action was chosen in is stored with the transition,
+            as `state`.
+        max_session_state_bytes: Size that the kept state of one session's rows may have.
+        max_state_bytes: Size that the kept state of all sessions may have.
         torch_threads: Threads of torch in the policy server.
         seed: Seed of the weights and of sampled actions; None draws one.
     """
@@ -217,6 +225,10 @@ class PolicyConfig(Config):
     queue_rows: int = Field(default=65536, ge=1)
     queue_bytes: int = Field(default=256 * 2**20, ge=1)
     max_weights_bytes: int = Field(default=4 * 2**30, ge=1)
+    state: Literal["kept", "carried"] = "kept"
+    store_state: bool = False
+    max_session_state_bytes: int = Field(default=256 * 2**20, ge=1)
+    max_state_bytes: int = Field(default=2**30, ge=1)
     torch_threads: int = Field(default=1, ge=1)
     seed: int | None = None
 

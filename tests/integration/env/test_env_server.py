@@ -107,6 +107,9 @@ async def test_actors_step_and_episodes_come_once_to_each_cursor():
 
         await assert_eventually(enough, 60)
         assert len({(e.env_id, e.episode_id) for e in seen}) == len(seen)
+        newest = await client.describe(max_episodes=3)
+        assert len(newest.episodes) == 3
+        assert newest.episodes == (await client.describe()).episodes[: newest.episode_cursor][-3:]
         assert {e.env_id for e in seen} == {"cart-0-0", "cart-0-1"}
         for episode in seen:
             assert episode.episode_return == episode.length > 0

@@ -154,6 +154,17 @@ def test_an_answer_without_the_rows_of_the_batch_is_an_error(answer: Any, messag
     assert "Echo.rollout_step failed for env 'robot-7'" in str(caught.value)
 
 
+def test_a_coroutine_is_told_to_be_a_function() -> None:
+    class Waiting(Echo):
+        async def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:  # type: ignore[override]
+            return PolicyResponse("a")
+
+    policy = Waiting(PolicyConfig(), "eval")
+    policy.init_eval(env_meta=meta())
+    with pytest.raises(PolicyError, match="rollout_step is a coroutine; write it as a function"):
+        run(policy, env_ret())
+
+
 def test_nested_answers_and_lists_are_split_by_rows() -> None:
     policy = make()
     action = {"arm": torch.arange(6).reshape(3, 2), "words": ["a", "b", "c"]}
