@@ -65,8 +65,8 @@ def check_learner(config: MainConfig) -> None:
     Raises:
         ConfigError: They do not.
     """
-    check_default_table(config)
-    algorithm, buffer = config.learner.algorithm, config.buffer
+    check_table(config)
+    algorithm, buffer = config.learner.algorithm, config.sampled
     needed = ALGORITHMS.get(algorithm)
     if needed is not None and buffer.type != needed:
         raise ConfigError(
@@ -133,18 +133,15 @@ def check_ranks(config: MainConfig, world_size: int, *, in_process: bool) -> Non
         raise ConfigError("buffer.storage.type: several learners share one buffer server")
 
 
-def check_default_table(config: MainConfig) -> None:
-    """Checks that there is the table which is sampled where no other is named.
+def check_table(config: MainConfig) -> None:
+    """Checks that there is the table which the learner samples.
 
     Raises:
         ConfigError: There are others only.
     """
-    tables = config.buffer.tables
-    if tables and "default" not in tables:
-        raise ConfigError(
-            f"buffer.tables: the learner of a run samples the table 'default', got {list(tables)}; "
-            "call one so, or use `rlightning serve` and a learner that names its tables"
-        )
+    tables, wanted = list(config.buffer.tables) or ["default"], config.learner.table
+    if wanted not in tables:
+        raise ConfigError(f"learner.table: expected one of {', '.join(tables)}, got '{wanted}'")
 
 
 def check_batch_size(config: MainConfig) -> None:
@@ -154,10 +151,11 @@ def check_batch_size(config: MainConfig) -> None:
         ConfigError: It does not.
     """
     service = config.services.env
-    if config.buffer.type != "RolloutBuffer" or service.address is not None or service.min_clients:
+    buffer = config.sampled
+    if buffer.type != "RolloutBuffer" or service.address is not None or service.min_clients:
         return
     acted = [env for env in config.env if env.driver == "actor"]
-    length, envs = config.buffer.rollout_length, sum(e.num_workers * e.num_envs for e in acted)
+    length, envs = buffer.rollout_length, sum(e.num_workers * e.num_envs for e in acted)
     if config.train.batch_size > length * envs:
         raise ConfigError(
             f"train.batch_size: expected at most {length * envs}, the rows of one rollout "

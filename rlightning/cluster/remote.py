@@ -203,7 +203,8 @@ class RemoteBackend:
                 continue
             rows = indices[mine], priorities[mine], columns["sample_generation"][mine]
             with contextlib.suppress(InvalidRequestError):
-                self._patiently(partial(_update_priorities, buffer, rows))
+                table = self._launcher.config.learner.table
+                self._patiently(partial(_update_priorities, buffer, rows, table))
 
     def snapshot(self, keep: Sequence[str]) -> str | None:
         """Lets the buffer server write a snapshot and returns its name; None if it writes none.
@@ -318,9 +319,13 @@ async def _truncate(buffer: BufferClient, env_ids: Sequence[str], timeout_s: flo
     return await buffer.truncate(env_ids, timeout_s=timeout_s)
 
 
-async def _update_priorities(buffer: BufferClient, rows: Sequence[Any], timeout_s: float) -> int:
+async def _update_priorities(
+    buffer: BufferClient, rows: Sequence[Any], table: str, timeout_s: float
+) -> int:
     indices, priorities, generations = rows
-    return await buffer.update_priorities(indices, priorities, generations, timeout_s=timeout_s)
+    return await buffer.update_priorities(
+        indices, priorities, generations, table, timeout_s=timeout_s
+    )
 
 
 def buffer_clients(config: MainConfig) -> list[BufferClient]:
@@ -340,7 +345,7 @@ def sample_client(
         rank: Which of `world_size` learners will take them, where there is one buffer server.
         world_size: How many learners there are.
     """
-    options = dial_options(config.services.buffer)
+    options = {**dial_options(config.services.buffer), "table": config.learner.table}
     if config.buffer.storage.type == "sharded":
         return ShardedSampleClient(config.buffer, batch_size=batch_size, **options)
     # In lockstep nothing is drawn before its time.

@@ -221,7 +221,7 @@ def _learn(
                 "ranks": ranks,
             }
             tell_followers(ranks, backend.config, algorithm)
-            if config.buffer.type == "RolloutBuffer":
+            if config.sampled.type == "RolloutBuffer":
                 learner.train_loop(algorithm, backend, config.train, **hooks)
             else:
                 assert isinstance(algorithm, ReplayAlgorithm)  # `build_learner` has looked

@@ -332,7 +332,7 @@ class PolicyHost:
         if self._lockstep and weights is not None:
             digest = int.from_bytes(weights.sha256[:8], "little")
             drawn = np.random.SeedSequence([self._config.seed or 0, digest]).generate_state(1)
-            self._policy.seed(int(drawn[0]))
+            self._policy.seed_actions(int(drawn[0]))
 
     def _stage(self, weights: Weights, runner: _Runner | None) -> dict[str, Tensor]:
         tensors = parse_weights(weights.data)

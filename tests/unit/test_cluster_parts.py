@@ -20,8 +20,10 @@ from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.launcher import last_words, written_reason
 from rlightning.cluster.prepare import (
     check_batch_size,
-    check_default_table,
+    check_learner,
     check_lockstep,
+    check_ranks,
+    check_table,
     make_save_dir,
     own_state,
     prepare,
@@ -201,10 +203,37 @@ def test_a_minibatch_fits_into_a_rollout():
 
 
 def test_a_run_needs_the_table_that_it_samples():
-    check_default_table(make_config())
-    check_default_table(make_config(buffer={"tables": {"default": {}, "real": {}}}))
-    with pytest.raises(ConfigError, match=r"^buffer.tables: .* 'default', got \['real'\]"):
-        check_default_table(make_config(buffer={"tables": {"real": {}}}))
+    check_table(make_config())
+    check_table(make_config(buffer={"tables": {"default": {}, "real": {}}}))
+    real = make_config(buffer={"tables": {"real": {}}}, learner={"table": "real"})
+    check_table(real)
+    assert real.sampled is real.buffer.tables["real"]
+    with pytest.raises(ConfigError, match=r"^learner.table: expected one of real, got 'default'"):
+        check_table(make_config(buffer={"tables": {"real": {}}}))
+    with pytest.raises(ConfigError, match=r"^learner.table: expected one of default, got 'real'"):
+        check_table(make_config(learner={"table": "real"}))
+
+
+def test_algorithm_and_sampled_table_belong_together():
+    tables = {"now": {"rollout_length": 8}, "all": {"type": "ReplayBuffer", "capacity": 10_000}}
+    check_learner(make_config(buffer={"tables": tables}, learner={"table": "now"}))
+    with pytest.raises(ConfigError, match="'ppo' needs buffer.type RolloutBuffer"):
+        check_learner(make_config(buffer={"tables": tables}, learner={"table": "all"}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "world_size", "in_process", "said"),
+    [
+        ({"train": {"parallel": "ddp"}}, 0, False, "start it with torchrun"),
+        ({}, 2, True, "not --launcher in-process"),
+        ({"buffer": {"storage": {"type": "sharded", "num_shards": 2}}}, 2, False, "storage.type"),
+    ],
+)
+def test_several_learners_need_what_they_can_share(sections, world_size, in_process, said):
+    check_ranks(make_config(), 2, in_process=False)
+    check_ranks(make_config(train={"parallel": "ddp"}), 1, in_process=True)
+    with pytest.raises(ConfigError, match=said):
+        check_ranks(make_config(**sections), world_size, in_process=in_process)
 
 
 @pytest.mark.parametrize(

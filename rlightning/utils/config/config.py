@@ -288,6 +288,7 @@ class LearnerConfig(Config):
             `dqn` or `sac` on a ReplayBuffer; `policy` lets the policy's own `update_dataset` and
             `train` learn; `module:function` makes an algorithm of the user's from the policy, this
             section, section `train` and a `seed`.
+        table: The table that is sampled, one of `buffer.tables` if there are any.
         gamma: Discount of the return.
         gae_lambda: Mixing of n-step advantages, of `ppo`.
         clip_epsilon: Bound of the ratio between target and behaviour policy, of `ppo` and
@@ -322,6 +323,7 @@ class LearnerConfig(Config):
     """
 
     algorithm: str = "ppo"
+    table: str = "default"
     gamma: float = Field(default=0.99, ge=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     clip_epsilon: float = Field(default=0.2, gt=0)
@@ -484,6 +486,11 @@ class MainConfig(Config):
                 "buffer.storage.addresses"
             )
         return self
+
+    @property
+    def sampled(self) -> BufferConfig:
+        """The section of the table that the learner samples."""
+        return self.buffer.tables.get(self.learner.table, self.buffer)
 
     @property
     def buffer_addresses(self) -> list[str]:

@@ -9,9 +9,13 @@ from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.past_runs import find_run
 from rlightning.cluster.train import train
 from rlightning.errors import ConfigError
+from rlightning.learner import Checkpoint
+from rlightning.policy.weights import parse_weights
 from rlightning.utils.config import load_config
 from tests.e2e.command import ROOT
 from tests.integration.learning.configs import ALGORITHMS, make_config
+
+OWN = "tests.integration.learning.own"
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -39,6 +43,30 @@ def test_the_custom_policy_learns_with_its_own_loss_and_with_ppo(algorithm, tmp_
     overrides = [f"learner.algorithm={algorithm}", f"log.log_dir={tmp_path}", "log.backend=none"]
     config = load_config(example / "config.yaml", [*overrides, "train.target_return=60"])
     assert train(config, in_process=True, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "name"),
+    [
+        ("ppo", "OwnActorCritic", "ppo"),
+        ("vtrace", "OwnActorCritic", "vtrace"),
+        ("dqn", "OwnQ", "dqn"),
+        ("dqn", "OwnQ", f"{OWN}:cautious_dqn"),
+        ("sac", "OwnSAC", "sac"),
+    ],
+)
+def test_every_algorithm_trains_networks_of_the_user(algorithm, policy, name, tmp_path):
+    config = make_config(algorithm, tmp_path, target_return=None, max_env_steps=400)
+    config.policy.type = f"{OWN}:{policy}"
+    config.learner.algorithm = name
+    assert train(config, in_process=True, quiet=True)
+    run = find_run("latest", config)
+    end = json.loads((run / "manifest.json").read_text())["summary"]
+    assert end["updates"] > 0
+    saved = Checkpoint.read(run / "checkpoints" / "latest")
+    names = {one.rpartition(".")[0].partition(".")[2] for one in parse_weights(saved.weights)}
+    assert names >= {"first", "block", "last"}
+    assert len(evaluate(run, episodes=4).episodes) == 4
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
