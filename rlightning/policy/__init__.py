@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlightning.policy.actor_critic import ActorCriticPolicy
     from rlightning.policy.base_policy import BasePolicy, PolicyInput, PolicyRole
     from rlightning.policy.builder import build_policy, build_policy_group
+    from rlightning.policy.fleet import PolicyFleet
     from rlightning.policy.host import PolicyHost
     from rlightning.policy.local_policy import LocalPolicy
     from rlightning.policy.policy_group import PolicyGroup
@@ -28,6 +29,7 @@ __all__ = [
     "LocalPolicy",
     "PolicyClient",
     "PolicyDescription",
+    "PolicyFleet",
     "PolicyGroup",
     "PolicyHost",
     "PolicyInput",
@@ -47,6 +49,7 @@ _MODULES = {
     "LocalPolicy": "local_policy",
     "PolicyClient": "remote_policy",
     "PolicyDescription": "remote_policy",
+    "PolicyFleet": "fleet",
     "PolicyGroup": "policy_group",
     "PolicyHost": "host",
     "PolicyInput": "base_policy",

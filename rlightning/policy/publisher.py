@@ -16,6 +16,8 @@ _LOG = logging.getLogger(__name__)
 # What an attempt may take besides the transfer, and the slowest line that weights get through.
 _TIMEOUT_S = 10.0
 _LEAST_BYTES_PER_S = 2**16
+# Between two attempts to reach a server that is away.
+_PAUSE_S = 0.2
 
 
 def publish_timeout_s(nbytes: int) -> float:
@@ -33,19 +35,29 @@ class WeightPublisher:
         client: Of the server; stays the caller's.
         learner_id: Who publishes.
         watch_s: How often to look at the server's version, in seconds.
+        acks: Notified after every attempt; several publishers may share one.
+
+    Attributes:
+        acked: The last version that the server said it uses; 0 before.
+        reached: Whether the last attempt reached it; True before the first.
     """
 
     def __init__(
-        self, client: PolicyClient, *, learner_id: str = "learner", watch_s: float = 1.0
+        self,
+        client: PolicyClient,
+        *,
+        learner_id: str = "learner",
+        watch_s: float = 1.0,
+        acks: asyncio.Condition | None = None,
     ) -> None:
+        self.acked = 0
+        self.reached = True
         self._client = client
         self._learner_id = learner_id
         self._watch_s = watch_s
         self._latest: tuple[int, bytes] | None = None
-        self._acked = 0
-        self._reached = True  # so that an outage is reported once
         self._changed = asyncio.Event()
-        self._acks = asyncio.Condition()
+        self._acks = asyncio.Condition() if acks is None else acks
         self._failure: RemoteError | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -65,7 +77,7 @@ class WeightPublisher:
         Raises:
             RemoteError: The server refused earlier weights.
         """
-        self._raise_failure()
+        self.raise_failure()
         self._latest = version, data
         self._changed.set()
 
@@ -79,8 +91,8 @@ class WeightPublisher:
         self.offer(version, data)
         deadline = time.monotonic() + timeout_s
         async with self._acks:
-            while self._acked < version:
-                self._raise_failure()
+            while self.acked < version:
+                self.raise_failure()
                 try:
                     left_s = max(0.0, deadline - time.monotonic())
                     await wait_within(self._acks.wait(), left_s)
@@ -90,7 +102,8 @@ class WeightPublisher:
                         peer=self._client.address,
                     ) from None
 
-    def _raise_failure(self) -> None:
+    def raise_failure(self) -> None:
+        """Raises what the server refused weights with, if it did."""
         if self._failure is not None:
             raise self._failure
 
@@ -104,13 +117,12 @@ class WeightPublisher:
             version, data = self._latest
             try:
                 await self._bring_up_to(version, data)
-                self._reached = True
+                self.reached = True
             except (UnavailableError, DeadlineExceededError) as error:
                 # It may be restarting; who waits in `publish` has a deadline of its own.
-                level = logging.WARNING if self._reached else logging.DEBUG
+                level = logging.WARNING if self.reached else logging.DEBUG
                 _LOG.log(level, "version %d of the weights has to wait: %s", version, error)
-                self._reached = False
-                self._changed.set()
+                self.reached = False
             except RemoteError as error:
                 _LOG.error("version %d of the weights was refused: %s", version, error)
                 self._failure = error
@@ -118,9 +130,12 @@ class WeightPublisher:
                 self._acks.notify_all()
             if self._failure is not None:
                 return
+            if not self.reached:
+                await asyncio.sleep(min(_PAUSE_S, self._watch_s))
+                self._changed.set()
 
     async def _bring_up_to(self, version: int, data: bytes) -> None:
-        if version == self._acked:
+        if version == self.acked:
             description = await self._client.describe(timeout_s=self._watch_s)
             if description.policy_version >= version:
                 return
@@ -134,5 +149,6 @@ class WeightPublisher:
             data,
             learner_id=self._learner_id,
             timeout_s=publish_timeout_s(len(data)),
+            retry=False,
         )
-        self._acked = version
+        self.acked = version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -21,8 +21,9 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
+from rlightning.policy.replicas import Endpoint, Replicas
 from rlightning.policy.transfer import SERVICE, describe, fetch_weights, send_weights
-from rlightning.rpc.channel import connect
+from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
@@ -50,12 +51,14 @@ class PolicyDescription:
         library_version: Of the server.
         policy_version: Version of the weights in use; 0 before the first publish.
         sessions: Sessions now open.
+        serving: Whether it answers sessions.
         stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
     """
 
     library_version: str
     policy_version: int
     sessions: int
+    serving: bool
     stats: Mapping[str, Any]
 
 
@@ -63,11 +66,15 @@ class PolicyClient:
     """Asks a policy server for actions, publishes and pulls weights, over one connection.
 
     `act` needs a session, which `start` opens; it is resumed by itself after a cut or a restart of
-    the server, and the unanswered request is sent again under its number. The other methods need no
-    session; they try again while the server cannot be reached. Belongs to one event loop.
+    the server, and the unanswered request is sent again under its number. Of several servers that
+    are given the same weights, replicas, the session goes to the one with the fewest sessions, and
+    moves when that one drains or dies. The other methods need no session; they try again while the
+    server cannot be reached, and of several ask the one that the session is at, or the first.
+    Belongs to one event loop.
 
     Args:
-        address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
+        address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`; for replicas their addresses, or a name
+            with several addresses.
         spec: Spaces and rows of the group that will ask; only `act` needs it.
         client_id: Who this is, `[A-Za-z0-9._-]{1,64}`, unique among the server's clients; default:
             a random one.
@@ -75,6 +82,8 @@ class PolicyClient:
         auth: Token and certificates.
         act_timeout_s: How long an answer may take, reconnects included, in seconds.
         stats: Where durations are recorded; by default, those of this client alone.
+        replicas: The servers at `address`, if other clients of this process choose among them, too;
+            stays the caller's.
 
     Attributes:
         stats: Durations of the stages from `encode` to `decode` (see `rlightning.latency.STAGES`)
@@ -86,7 +95,7 @@ class PolicyClient:
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         spec: EnvMeta | None = None,
         client_id: str | None = None,
@@ -94,11 +103,22 @@ class PolicyClient:
         auth: ClientAuthConfig | None = None,
         act_timeout_s: float = 60.0,
         stats: LatencyStats | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
+        addresses = [address] if isinstance(address, str) else list(address)
+        if not addresses:
+            raise ConfigError("a PolicyClient needs an address")
         self.stats = LatencyStats() if stats is None else stats
         self.one_way_unknown = 0
         self.times: ActTimes | None = None
-        self._channel = connect(address, rpc=rpc, auth=auth)
+        self._rpc = rpc
+        self._auth = auth
+        self._endpoint = Endpoint(addresses[0], addresses[0])
+        self._channel = connect(addresses[0], rpc=rpc, auth=auth)
+        self._own_replicas: Replicas | None = None
+        if replicas is None:
+            replicas = self._own_replicas = Replicas(addresses, rpc=rpc, auth=auth)
+        self._seat = replicas.seat()
         self._spec = spec
         self._client_id = client_id or f"policy-client-{uuid.uuid4().hex[:16]}"
         self._act_timeout_s = act_timeout_s
@@ -140,6 +160,7 @@ class PolicyClient:
             on_welcome=self._on_welcome,
             on_message=self._on_message,
             on_failure=self._on_failure,
+            route=self._route,
         )
         await self._session.start(timeout_s)
 
@@ -149,8 +170,11 @@ class PolicyClient:
             self._alarm.cancel()
         if self._session is not None:
             await self._session.close()
+        self._seat.arrived()
         self._on_failure(UnavailableError("the client was closed", peer=self.address))
         await self._channel.close()
+        if self._own_replicas is not None:
+            await self._own_replicas.close()
 
     async def __aenter__(self) -> Self:
         if self._spec is not None:
@@ -236,14 +260,16 @@ class PolicyClient:
         *,
         learner_id: str = "learner",
         timeout_s: float = 60.0,
+        retry: bool = True,
     ) -> int:
-        """Sends weights and waits until they are in use.
+        """Sends weights to one server and waits until they are in use.
 
         Args:
             version: Above every version before.
             data: A safetensors file.
             learner_id: Who publishes.
             timeout_s: How long to try, in seconds.
+            retry: Try again while the server cannot be reached.
 
         Returns:
             The version in use.
@@ -255,7 +281,12 @@ class PolicyClient:
             UnavailableError: The server could not be reached in time.
         """
         return await send_weights(
-            self._channel, version, data, learner_id=learner_id, timeout_s=timeout_s
+            self._channel,
+            version,
+            data,
+            learner_id=learner_id,
+            timeout_s=timeout_s,
+            retry=retry,
         )
 
     async def pull_weights(
@@ -287,14 +318,25 @@ class PolicyClient:
             response.library_version,
             response.policy_version,
             response.sessions,
+            response.serving,
             read_value(reader.message.stats, reader),
         )
+
+    async def _route(self) -> Channel:
+        endpoint = await self._seat.choose(self._version)
+        if endpoint != self._endpoint:
+            before, self._endpoint = self._channel, endpoint
+            auth = endpoint.auth(self._auth)
+            self._channel = connect(endpoint.address, rpc=self._rpc, auth=auth)
+            await before.close()
+        return self._channel
 
     def _prepare_hello(self, request: pb.ActRequest) -> None:
         # A server that lost its weights must get them back before it answers this session again.
         request.hello.min_policy_version = self._version
 
     async def _on_welcome(self, reader: Reader[pb.ActResponse]) -> None:
+        self._seat.arrived()
         session, ask = self._session, self._ask
         if session is not None and ask is not None:
             await session.send_now(self._encode(session, ask))

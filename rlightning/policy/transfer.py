@@ -25,7 +25,13 @@ _T = TypeVar("_T")
 
 
 async def send_weights(
-    channel: Channel, version: int, data: bytes, *, learner_id: str, timeout_s: float
+    channel: Channel,
+    version: int,
+    data: bytes,
+    *,
+    learner_id: str,
+    timeout_s: float,
+    retry: bool = True,
 ) -> int:
     """Sends weights and returns the version in use; see `PolicyClient.publish_weights`."""
     header = pb.WeightsHeader(
@@ -50,6 +56,8 @@ async def send_weights(
         )
         return response.policy_version
 
+    if not retry:
+        return await publish(timeout_s)
     return await _until_reached(publish, timeout_s)
 
 
@@ -86,21 +94,35 @@ async def describe(
     channel: Channel, offset: ClockOffset, *, timeout_s: float
 ) -> pb.PolicyServiceDescribeResponse:
     """Returns what the server says of itself, and learns of its clock; see `PolicyClient`."""
+    return await _until_reached(lambda left_s: look(channel, left_s, offset), timeout_s)
 
-    async def ask(left_s: float) -> pb.PolicyServiceDescribeResponse:
-        request = pb.PolicyServiceDescribeRequest()
-        stamp(request)
-        response = await unary(
-            channel,
-            f"/{SERVICE}/Describe",
-            request,
-            pb.PolicyServiceDescribeResponse,
-            timeout=left_s,
-        )
+
+async def look(
+    channel: Channel, timeout_s: float, offset: ClockOffset | None = None
+) -> pb.PolicyServiceDescribeResponse:
+    """Returns what the server says of itself now.
+
+    Args:
+        channel: To the server.
+        timeout_s: How long to wait for its answer, in seconds.
+        offset: Learns of the server's clock.
+
+    Raises:
+        UnavailableError: It cannot be reached.
+        RemoteError: It answered with an error, or not in time.
+    """
+    request = pb.PolicyServiceDescribeRequest()
+    stamp(request)
+    response = await unary(
+        channel,
+        f"/{SERVICE}/Describe",
+        request,
+        pb.PolicyServiceDescribeResponse,
+        timeout=timeout_s,
+    )
+    if offset is not None:
         measure(offset, request, response)
-        return response
-
-    return await _until_reached(ask, timeout_s)
+    return response
 
 
 async def _sha256(data: bytes) -> bytes:

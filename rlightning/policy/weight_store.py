@@ -7,12 +7,16 @@ import logging
 import os
 import re
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlightning.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
+# What is left of a write that was cut short; one that goes on is younger.
+_ABANDONED_NS = 3600 * 10**9
 _NAME = re.compile(r"weights-(\d+)-([0-9a-f]{64})\.safetensors")
 
 
@@ -37,7 +41,7 @@ class Weights:
 
 
 class WeightStore:
-    """The newest weights in a directory, so that they outlive the process.
+    """The newest weights in a directory, so that they outlive the process; replicas may share one.
 
     The file names carry version and digest, so that a damaged file is known as such.
 
@@ -55,7 +59,9 @@ class WeightStore:
         except OSError as error:
             raise ConfigError(f"policy.state_dir '{directory}': {error.strerror}") from error
         for half_written in self._directory.glob(".weights-*"):
-            half_written.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if time.time_ns() - half_written.stat().st_mtime_ns > _ABANDONED_NS:
+                    half_written.unlink()
 
     def save(self, weights: Weights) -> None:
         """Writes weights so that they survive a power cut, then removes older ones. Blocks.
@@ -63,8 +69,8 @@ class WeightStore:
         Raises:
             OSError: They could not be written; older ones are still there.
         """
-        name = f"weights-{weights.version}-{weights.sha256.hex()}.safetensors"
-        write_atomically(self._directory / name, weights.data)
+        path = self._directory / f"weights-{weights.version}-{weights.sha256.hex()}.safetensors"
+        write_atomically(path, weights.data)
         for version, _, path in self._files():
             if version < weights.version:
                 path.unlink(missing_ok=True)
@@ -72,7 +78,10 @@ class WeightStore:
     def load(self) -> Weights | None:
         """Returns the newest weights that are whole; None if there are none. Blocks."""
         for version, digest, path in sorted(self._files(), reverse=True):
-            weights = Weights.of(version, path.read_bytes())
+            try:
+                weights = Weights.of(version, path.read_bytes())
+            except FileNotFoundError:
+                return self.load()  # another replica has replaced it by newer ones
             if weights.sha256 == digest:
                 return weights
             _LOG.error("%s is damaged: its checksum does not match; trying an older one", path)

@@ -143,7 +143,8 @@ class TokenInterceptor(ServerInterceptor):
 
     Args:
         tokens: Who may call.
-        scopes: By full method name, the scope that a token needs; others need `admin`.
+        scopes: By full method name, the scope that a token needs, or several of which it needs one,
+            between blanks; other methods need `admin`.
     """
 
     def __init__(self, tokens: TokenTable, scopes: Mapping[str, str]) -> None:
@@ -172,9 +173,10 @@ class TokenInterceptor(ServerInterceptor):
                 if kind.lower() != "bearer":
                     raise UnauthenticatedError("authorization must be `Bearer TOKEN`")
                 scopes = self._tokens.scopes_of(token.strip())
-                needed = self._scopes.get(method, ADMIN)
-                if needed not in scopes and ADMIN not in scopes:
-                    raise PermissionDeniedError(f"this call needs a token with scope {needed}")
+                needed = self._scopes.get(method, ADMIN).split()
+                if scopes.isdisjoint((*needed, ADMIN)):
+                    one_of = " or ".join(needed)
+                    raise PermissionDeniedError(f"this call needs a token with scope {one_of}")
                 return
         raise UnauthenticatedError(
             "this server wants a token: metadata `authorization: Bearer TOKEN`"

@@ -151,15 +151,17 @@ class PolicyServiceDescribeRequest(_message.Message):
     def __init__(self, timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class PolicyServiceDescribeResponse(_message.Message):
-    __slots__ = ("library_version", "policy_version", "sessions", "stats", "timing")
+    __slots__ = ("library_version", "policy_version", "sessions", "stats", "timing", "serving")
     LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
     library_version: str
     policy_version: int
     sessions: int
     stats: _tensor_pb2.Value
     timing: _session_pb2.Timing
-    def __init__(self, library_version: _Optional[str] = ..., policy_version: _Optional[int] = ..., sessions: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
+    serving: bool
+    def __init__(self, library_version: _Optional[str] = ..., policy_version: _Optional[int] = ..., sessions: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., serving: _Optional[bool] = ...) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rlightning.actor import ActorControl
 from rlightning.env.attached import PREFIX, AttachedGroup, AttachSessions
@@ -183,10 +183,11 @@ class EnvService:
         return next(iter(acted + attached), None)
 
     def _check_upstream(self) -> None:
-        for name, dialled in (
-            ("policy", lambda: self._config.services.policy.dial_address),
-            ("buffer", lambda: self._config.buffer_addresses),
-        ):
+        upstream: dict[str, Callable[[], list[str]]] = {
+            "policy": lambda: self._config.services.policy.dial_addresses,
+            "buffer": lambda: self._config.buffer_addresses,
+        }
+        for name, dialled in upstream.items():
             try:
                 dialled()  # raises without an address
             except ConfigError as error:

@@ -27,6 +27,7 @@ from rlightning.policy.transfer import SERVICE
 from rlightning.policy.weight_store import Weights
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, stream_unary, unary_stream, unary_unary
+from rlightning.rpc.health import Health
 from rlightning.rpc.metrics import Metrics
 from rlightning.rpc.protocol import LIBRARY_VERSION, Arrival, arrival_of, stamp
 from rlightning.rpc.session import Session, SessionHandler, SessionMethod, SessionRegistry
@@ -43,6 +44,8 @@ from rlightning.wire import (
     read_env_ret,
     split_batch,
 )
+
+from .peers import catch_up
 
 if TYPE_CHECKING:
     from rlightning.policy.host import PolicyHost
@@ -67,7 +70,7 @@ class PolicyService:
         "Act": "actor",
         "PublishWeights": "learner",
         "PullWeights": "learner",
-        "Describe": "learner",
+        "Describe": "actor learner",
     }
     # A learner may bring the first weights, which a server without initial ones waits for.
     early_methods = ("PublishWeights", "Describe")
@@ -76,6 +79,8 @@ class PolicyService:
         self._config = config.policy
         self._measures = config.log.latency
         self._rpc = config.services.policy.rpc
+        self._replicas = config.services.policy
+        self._health: Health | None = None
         self._host: PolicyHost | None = None
         self._hosting = asyncio.Event()
         self._registry = SessionRegistry(self._rpc, f"/{SERVICE}/Act")
@@ -91,8 +96,15 @@ class PolicyService:
             "Describe": unary_unary(pb.PolicyServiceDescribeRequest, self._describe),
         }
 
+    def use_health(self, health: Health) -> None:
+        """Lets replicas and clients know whether this server serves."""
+        self._health = health
+
     async def start(self) -> None:
-        """Imports torch and the policy, and returns when it may act."""
+        """Imports torch and the policy, and returns when it may act.
+
+        Of several replicas, one that comes back gets from the others what they have served since.
+        """
         # In a thread, since the import takes a second or more and health must answer meanwhile.
         await asyncio.to_thread(preload_torch)
         module: Any = await asyncio.to_thread(import_module, "rlightning.policy.host")
@@ -104,6 +116,7 @@ class PolicyService:
         gc.freeze()
         self._host = self._acting.host = host
         self._hosting.set()
+        await catch_up(host, self._replicas)
         await host.ready()
 
     async def drain(self, deadline_s: float) -> None:
@@ -223,6 +236,7 @@ class PolicyService:
             library_version=LIBRARY_VERSION,
             policy_version=host.version,
             sessions=self._registry.open_count,
+            serving=self._health is not None and self._health.ready,
         )
         writer = Writer()
         stats = {**host.describe(), "sessions": describe_sessions(self._registry.sessions)}

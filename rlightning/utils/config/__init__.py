@@ -27,7 +27,12 @@ from rlightning.utils.config.diff import diff_configs
 from rlightning.utils.config.effect import keys_without_effect
 from rlightning.utils.config.load import load_config
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfig, TlsConfig
-from rlightning.utils.config.services import EnvServiceConfig, ServiceConfig, ServicesConfig
+from rlightning.utils.config.services import (
+    EnvServiceConfig,
+    PolicyServiceConfig,
+    ServiceConfig,
+    ServicesConfig,
+)
 
 __all__ = [
     "ALGORITHMS",
@@ -46,6 +51,7 @@ __all__ = [
     "NodeConfig",
     "PlacementConfig",
     "PolicyConfig",
+    "PolicyServiceConfig",
     "RateLimiterConfig",
     "RpcConfig",
     "SamplerConfig",
