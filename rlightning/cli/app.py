@@ -240,6 +240,9 @@ def attach(
         int, typer.Option(help="Steps to keep while the server is away.")
     ] = 10_000,
     spool_mb: Annotated[float, typer.Option(help="Megabytes of them.")] = 256.0,
+    policy: Annotated[
+        str, typer.Option(help="Name of the policy that shall act, of those of the policy server.")
+    ] = "default",
     token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -262,6 +265,7 @@ def attach(
             max_action_age_ms=max_action_age_ms,
             spool_steps=spool_steps,
             spool_mb=spool_mb,
+            policy=policy,
             auth=auth,
         )
 

@@ -43,7 +43,7 @@ def attach(
         name: Who this is, unique among the clients of the server.
         num_envs: Rows that are stepped together.
         auth: Token and certificates.
-        **control: Of `RemoteEnvClient`: `control_hz` and what belongs to it.
+        **control: Of `RemoteEnvClient`: `policy`, `control_hz` and what belongs to it.
 
     Raises:
         ConfigError: There is no such env, or an argument is not valid.

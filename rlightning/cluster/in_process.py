@@ -59,7 +59,7 @@ class InProcessBackend:
 
     async def _open(self) -> None:
         # Not before now: these load torch.
-        from rlightning.policy import LocalPolicy, PolicyHost
+        from rlightning.policy import LocalPolicy, PolicyHosts
 
         config = self._config
         hosted = [env for env in config.env if env.num_workers and env.driver == "actor"]
@@ -69,8 +69,8 @@ class InProcessBackend:
             )
         self._control = ActorControl()
         self._buffer = LocalBuffer(config.buffer)
-        self._host = PolicyHost(config.policy)
-        await self._host.start()
+        self._hosts = PolicyHosts(config.policy)
+        await self._hosts.start()
         self._groups = await host_envs(
             hosted,
             pipeline_depth=config.services.env.pipeline_depth,
@@ -78,7 +78,7 @@ class InProcessBackend:
             log=self._log,
         )
         for group in self._groups:
-            policy = LocalPolicy(self._host, group.meta)
+            policy = LocalPolicy(self._hosts.get(group.config.policy), group.meta)
             stats = ActorStats(latency=self._latency)
             writer = self._buffer.writer(group.meta)
             self._writers.append(writer)
@@ -87,7 +87,7 @@ class InProcessBackend:
     async def _act(
         self, group: HostedGroup, policy: LocalPolicy, writer: LocalWriter, stats: ActorStats
     ) -> None:
-        await self._host.ready()
+        await self._hosts.get(group.config.policy).ready()
         await policy.start()
         await run_actor(group, policy, writer, control=self._control, stats=stats)
 
@@ -102,7 +102,7 @@ class InProcessBackend:
             await group.close()
         for writer in self._writers:
             writer.close()
-        await self._host.close()
+        await self._hosts.close()
 
     def env_metas(self) -> list[EnvMeta]:
         """Returns the spaces and sizes of the envs, one entry per group of rows."""
@@ -120,7 +120,7 @@ class InProcessBackend:
         """Lets the policy act with new weights; returns when it does."""
         from rlightning.policy.weight_store import Weights
 
-        self._loop.run(self._host.publish(Weights.of(version, weights)))
+        self._loop.run(self._hosts.default.publish(Weights.of(version, weights)))
 
     def hold(self, wanted: bool) -> None:
         """Pauses the actors, or lets them go on."""
@@ -148,7 +148,7 @@ class InProcessBackend:
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""
-        return self._host.version
+        return self._hosts.default.version
 
     def env_steps(self) -> int:
         """Returns the env steps taken in this run; every row counts."""
@@ -161,7 +161,7 @@ class InProcessBackend:
     async def _observe(self) -> ClusterState:
         episodes = self._log.since(self._cursor) if self._cursor < self._log.cursor else []
         self._cursor = self._log.cursor
-        parts = {"env.": self._latency, "policy.": self._host.batcher.stats.latency}
+        parts = {"env.": self._latency, "policy.": self._hosts.default.batcher.stats.latency}
         latencies = {
             f"{prefix}{name}": summary
             for prefix, latency in parts.items()
@@ -170,7 +170,7 @@ class InProcessBackend:
         return ClusterState(
             env_steps=self.env_steps(),
             episodes=episodes,
-            policy_version=self._host.version,
+            policy_version=self._hosts.default.version,
             latencies=latencies,
         )
 

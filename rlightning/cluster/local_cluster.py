@@ -29,7 +29,7 @@ from rlightning.errors import DeadlineExceededError
 from rlightning.policy import PolicyClient, PolicyDescription
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
-from rlightning.utils.config import MainConfig, load_config
+from rlightning.utils.config import DEFAULT_POLICY, MainConfig, load_config
 from rlightning.wire import Batch
 
 _LOG = logging.getLogger(__name__)
@@ -171,10 +171,12 @@ class ClusterPolicy(_Part):
         self._service = self._launcher.config.services.policy
         self._fleet = policy_fleet(self._launcher.config)
         await self._fleet.start()
+        self._fleets = {DEFAULT_POLICY: self._fleet}
         self._actors: dict[tuple[str, int], PolicyClient] = {}
 
     async def _close(self) -> None:
-        await self._fleet.close()
+        for fleet in self._fleets.values():
+            await fleet.close()
         for client in self._actors.values():
             await client.close()
 
@@ -188,7 +190,7 @@ class ClusterPolicy(_Part):
         replicas = self._loop.run(self._fleet.describe(timeout_s=_DESCRIBE_S))
         return max(replicas.values(), key=lambda replica: replica.policy_version)
 
-    def publish(self, version: int, weights: bytes) -> None:
+    def publish(self, version: int, weights: bytes, *, policy: str = DEFAULT_POLICY) -> None:
         """Lets the policy act with new weights; returns when it does.
 
         All replicas get them. Should one come back without them, they are published again.
@@ -196,11 +198,18 @@ class ClusterPolicy(_Part):
         Args:
             version: Above every version before.
             weights: A safetensors file, as `rlightning.policy.weights.dump_weights` makes it.
+            policy: Whose they are: `default`, or one of `policy.named`.
 
         Raises:
             RemoteError: The server refused them, such as for a name or a shape.
         """
-        self._loop.run(self._fleet.publish(version, weights))
+        self._loop.run(self._publish(version, weights, policy))
+
+    async def _publish(self, version: int, weights: bytes, policy: str) -> None:
+        if policy not in self._fleets:
+            self._fleets[policy] = fleet = policy_fleet(self._launcher.config, policy=policy)
+            await fleet.start()
+        await self._fleets[policy].publish(version, weights)
 
     def pull(self) -> tuple[int, bytes]:
         """Returns version and safetensors bytes of the weights in use.

@@ -298,10 +298,10 @@ def _prefix(role: str, index: int, number: int) -> str:
     return f"{role}." if number == 1 else f"{role}-{index}."
 
 
-def policy_fleet(config: MainConfig) -> PolicyFleet:
+def policy_fleet(config: MainConfig, *, policy: str = "") -> PolicyFleet:
     """Returns what publishes to the policy servers of a config."""
     service = config.services.policy
-    return PolicyFleet(service.dial_addresses, **dial_options(service))
+    return PolicyFleet(service.dial_addresses, policy=policy, **dial_options(service))
 
 
 def buffer_clients(config: MainConfig) -> list[BufferClient]:

@@ -16,12 +16,19 @@ import numpy.typing as npt
 from rlightning.env.episodes import EpisodeLog, RowCounter
 from rlightning.env.utils.infos import InfoFilter
 from rlightning.env.utils.spaces import all_finite, mismatch
-from rlightning.errors import CodecError, EnvError, InvalidRequestError, PreconditionError
+from rlightning.errors import (
+    CodecError,
+    ConfigError,
+    EnvError,
+    InvalidRequestError,
+    PreconditionError,
+)
 from rlightning.rpc.activity import Activity
 from rlightning.rpc.protocol import Arrival, stamp
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.spec import check_spec
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.config import DEFAULT_POLICY, check_policy_name
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import (
     Reader,
@@ -59,10 +66,12 @@ class AttachedGroup:
         session: The client's session; outlives cuts.
         log: Takes finished episodes.
         counted: Told how many env steps were taken; every row counts.
+        policy: Name of the policy that shall act.
 
     Attributes:
         env_id: Id of the group.
         meta: Spaces and number of rows.
+        policy: Name of the policy that shall act.
         activity: Whether it waits for the client, and since when.
         store: Takes the EnvRets that want no answer, each with the one that another server gave to
             it, if one did; set before the first. None: `step` and `reset` hand these out like the
@@ -75,7 +84,13 @@ class AttachedGroup:
         InvalidRequestError: The client did not say its spaces and rows.
     """
 
-    def __init__(self, session: Session, log: EpisodeLog, counted: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        log: EpisodeLog,
+        counted: Callable[[int], None],
+        policy: str = DEFAULT_POLICY,
+    ) -> None:
         spec = session.spec
         if spec is None or not spec.num_envs or spec.num_envs < 1:
             raise InvalidRequestError("hello needs a spec with the number of rows, num_envs")
@@ -84,6 +99,7 @@ class AttachedGroup:
             raise InvalidRequestError("hello needs a spec with one observation and action space")
         self.env_id = PREFIX + session.client_id
         self.meta = replace(spec, env_id=self.env_id)
+        self.policy = policy
         self.activity = Activity()
         self.store: Store | None = None
         self.failure: Exception | None = None
@@ -421,8 +437,8 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
 
     Args:
         log: Takes finished episodes.
-        expected: Gives what a client has to declare, such as when one policy answers all envs; None
-            where any env will do.
+        expected: Gives what a client has to declare, by the name of its policy, which answers other
+            envs, too; None where any env will do.
         attach: Takes a new group; may refuse it.
         detach: Told that the client of a group has gone for good.
 
@@ -437,7 +453,7 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
     def __init__(
         self,
         log: EpisodeLog,
-        expected: Callable[[], EnvMeta | None],
+        expected: Callable[[str], EnvMeta | None],
         attach: Callable[[AttachedGroup], None],
         detach: Callable[[AttachedGroup], None],
     ) -> None:
@@ -456,8 +472,13 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
             if session.state.group.failure is not None:
                 raise session.state.group.failure
             return pb.AttachResponse(taken_seq=session.state.group.taken_seq)
-        group = AttachedGroup(session, self._log, self._count)
-        expected = self._expected()
+        policy = reader.message.hello.policy or DEFAULT_POLICY
+        try:
+            check_policy_name(policy)
+        except ConfigError as error:
+            raise InvalidRequestError(str(error)) from None
+        group = AttachedGroup(session, self._log, self._count, policy)
+        expected = self._expected(policy)
         if expected is not None:
             check_spec(replace(expected, env_id=None, num_envs=None), group.meta)
         last_seq = reader.message.hello.last_seq

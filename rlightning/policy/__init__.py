@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlightning.policy.builder import build_policy, build_policy_group
     from rlightning.policy.fleet import PolicyFleet
     from rlightning.policy.host import PolicyHost
+    from rlightning.policy.hosts import PolicyHosts
     from rlightning.policy.local_policy import LocalPolicy
     from rlightning.policy.policy_group import PolicyGroup
     from rlightning.policy.publisher import WeightPublisher
@@ -32,6 +33,7 @@ __all__ = [
     "PolicyFleet",
     "PolicyGroup",
     "PolicyHost",
+    "PolicyHosts",
     "PolicyInput",
     "PolicyRole",
     "QNetworkPolicy",
@@ -52,6 +54,7 @@ _MODULES = {
     "PolicyFleet": "fleet",
     "PolicyGroup": "policy_group",
     "PolicyHost": "host",
+    "PolicyHosts": "hosts",
     "PolicyInput": "base_policy",
     "PolicyRole": "base_policy",
     "QNetworkPolicy": "q_network",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing_extensions import Self
 
 from rlightning.errors import DeadlineExceededError, RemoteError, UnavailableError
-from rlightning.policy.publisher import WeightPublisher
+from rlightning.policy.publisher import WeightPublisher, late_message
 from rlightning.policy.remote_policy import PolicyClient, PolicyDescription
 from rlightning.policy.replicas import Endpoint, resolve
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
@@ -33,7 +34,8 @@ class PolicyFleet:
             and again.
         rpc: Limits and times.
         auth: Token and certificates.
-        learner_id: Who publishes.
+        learner_id: Who publishes, unique among learners; default: a random one.
+        policy: Name of the policy whose weights are published; empty: `default`.
         watch_s: How often to look at the servers' versions and at the names, in seconds.
     """
 
@@ -43,13 +45,15 @@ class PolicyFleet:
         *,
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
-        learner_id: str = "learner",
+        learner_id: str | None = None,
+        policy: str = "",
         watch_s: float = 1.0,
     ) -> None:
         self._addresses = list(addresses)
         self._rpc = rpc
         self._auth = auth
-        self._learner_id = learner_id
+        self._learner_id = learner_id or f"learner-{uuid.uuid4().hex[:12]}"
+        self._policy = policy
         self._watch_s = watch_s
         self._members: dict[Endpoint, _Member] = {}
         self._latest: tuple[int, bytes] | None = None
@@ -113,7 +117,7 @@ class PolicyFleet:
                     await wait_within(self._acks.wait(), left_s)
                 except asyncio.TimeoutError:
                     raise DeadlineExceededError(
-                        f"version {version} is not in use after {timeout_s:g} s", peer=late
+                        late_message(version, timeout_s, self._trouble()), peer=late
                     ) from None
 
     async def describe(self, *, timeout_s: float) -> dict[str, PolicyDescription]:
@@ -152,6 +156,10 @@ class PolicyFleet:
             return ",".join(reached or late)
         return None
 
+    def _trouble(self) -> RemoteError | None:
+        troubles = (member.publisher.trouble for member in self._members.values())
+        return next((trouble for trouble in troubles if trouble is not None), None)
+
     async def _look_up(self) -> None:
         endpoints = await resolve(self._addresses)
         for endpoint in endpoints:
@@ -165,7 +173,7 @@ class PolicyFleet:
 
     def _join(self, endpoint: Endpoint) -> _Member:
         auth = endpoint.auth(self._auth)
-        client = PolicyClient(endpoint.address, rpc=self._rpc, auth=auth)
+        client = PolicyClient(endpoint.address, rpc=self._rpc, auth=auth, policy=self._policy)
         publisher = WeightPublisher(
             client, learner_id=self._learner_id, watch_s=self._watch_s, acks=self._acks
         )

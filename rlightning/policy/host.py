@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlightning.errors import (
+    ConfigError,
     InvalidRequestError,
     NotFoundError,
     PolicyError,
@@ -27,7 +28,7 @@ from rlightning.policy.builder import build_policy
 from rlightning.policy.inference import Inference, Part
 from rlightning.policy.layout import InputLayout
 from rlightning.policy.pending import Pending
-from rlightning.policy.weight_store import Weights, WeightStore
+from rlightning.policy.weight_store import Weights, WeightStore, read_weights
 from rlightning.policy.weights import (
     check_numbers,
     check_weights,
@@ -107,7 +108,11 @@ class PolicyHost:
         return self._weights
 
     async def start(self) -> None:
-        """Starts the inference thread and loads the newest weights of the state directory."""
+        """Starts the inference thread and loads the newest weights of the state directory.
+
+        Raises:
+            ConfigError: The weights to begin with cannot be read.
+        """
         self.batcher.start()
         threads = self._config.torch_threads
         torch.set_num_threads(threads)
@@ -116,6 +121,16 @@ class PolicyHost:
             self._weights = await asyncio.to_thread(self._store.load)
             if self._weights is not None:
                 _LOG.info("restored policy version %d", self._weights.version)
+        if self._weights is None and self._config.restore is not None:
+            self._weights = await asyncio.to_thread(self._read_first, self._config.restore)
+
+    def _read_first(self, path: str) -> Weights:
+        weights = read_weights(path)
+        try:
+            check_numbers(parse_weights(weights.data))
+        except InvalidRequestError as error:
+            raise ConfigError(f"policy.restore '{path}': {error}") from error
+        return weights
 
     async def ready(self) -> None:
         """Waits until the policy may act: with `initial_weights: none`, for the first publish."""

@@ -22,12 +22,18 @@ from rlightning.errors import (
 )
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
 from rlightning.policy.replicas import Endpoint, Replicas
-from rlightning.policy.transfer import SERVICE, describe, fetch_weights, send_weights
+from rlightning.policy.transfer import (
+    SERVICE,
+    describe,
+    fetch_weights,
+    keep_lease,
+    send_weights,
+)
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
-from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.utils.config import DEFAULT_POLICY, ClientAuthConfig, RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.v1.session_pb2 import Stages, Timing
 from rlightning.wire import (
@@ -49,7 +55,7 @@ class PolicyDescription:
 
     Attributes:
         library_version: Of the server.
-        policy_version: Version of the weights in use; 0 before the first publish.
+        policy_version: Version of the weights of `default` in use; 0 before the first publish.
         sessions: Sessions now open.
         serving: Whether it answers sessions.
         stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
@@ -60,6 +66,13 @@ class PolicyDescription:
     sessions: int
     serving: bool
     stats: Mapping[str, Any]
+
+    def version_of(self, policy: str) -> int:
+        """Returns the version of a policy's weights; 0 before the first publish, or without one."""
+        if policy in {"", DEFAULT_POLICY}:
+            return self.policy_version
+        found = self.stats.get("policies", {}).get(policy, {})
+        return int(found.get("policy_version", 0))
 
 
 class PolicyClient:
@@ -82,6 +95,7 @@ class PolicyClient:
         auth: Token and certificates.
         act_timeout_s: How long an answer may take, reconnects included, in seconds.
         stats: Where durations are recorded; by default, those of this client alone.
+        policy: Name of the policy that shall answer, and whose weights are meant; empty: `default`.
         replicas: The servers at `address`, if other clients of this process choose among them, too;
             stays the caller's.
 
@@ -103,6 +117,7 @@ class PolicyClient:
         auth: ClientAuthConfig | None = None,
         act_timeout_s: float = 60.0,
         stats: LatencyStats | None = None,
+        policy: str = "",
         replicas: Replicas | None = None,
     ) -> None:
         addresses = [address] if isinstance(address, str) else list(address)
@@ -113,6 +128,7 @@ class PolicyClient:
         self.times: ActTimes | None = None
         self._rpc = rpc
         self._auth = auth
+        self._policy = policy
         self._endpoint = Endpoint(addresses[0], addresses[0])
         self._channel = connect(addresses[0], rpc=rpc, auth=auth)
         self._own_replicas: Replicas | None = None
@@ -145,6 +161,7 @@ class PolicyClient:
         Raises:
             ConfigError: No spec was given.
             PreconditionError: The policy is for other spaces; the message lists what differs.
+            NotFoundError: The server has no policy of that name.
             UnavailableError: No server answered in time.
         """
         if self._spec is None:
@@ -276,6 +293,7 @@ class PolicyClient:
 
         Raises:
             PreconditionError: The server has a higher version, or another one under this number.
+            AlreadyExistsError: Another learner holds the lease on publishing.
             InvalidRequestError: They do not fit the network; the message lists names and shapes.
             ResourceExhaustedError: They pass `policy.max_weights_bytes`.
             UnavailableError: The server could not be reached in time.
@@ -287,6 +305,7 @@ class PolicyClient:
             learner_id=learner_id,
             timeout_s=timeout_s,
             retry=retry,
+            policy=self._policy,
         )
 
     async def pull_weights(
@@ -304,7 +323,34 @@ class PolicyClient:
                 there.
             RemoteError: What came is not what was announced.
         """
-        return await fetch_weights(self._channel, min_version, timeout_s=timeout_s)
+        return await fetch_weights(
+            self._channel, min_version, timeout_s=timeout_s, policy=self._policy
+        )
+
+    async def keep_lease(
+        self, learner_id: str, *, leaving: bool = False, timeout_s: float = _CALL_TIMEOUT_S
+    ) -> int:
+        """Takes or keeps the lease on publishing, which ends by itself; or gives it up.
+
+        Args:
+            learner_id: Who publishes, unique among learners.
+            leaving: Give it up.
+            timeout_s: How long to wait for the answer, in seconds.
+
+        Returns:
+            The version in use.
+
+        Raises:
+            AlreadyExistsError: Another learner holds it; says for how long at the most.
+            UnavailableError: The server cannot be reached.
+        """
+        return await keep_lease(
+            self._channel,
+            learner_id,
+            policy=self._policy,
+            leaving=leaving,
+            timeout_s=timeout_s,
+        )
 
     async def describe(self, *, timeout_s: float = _CALL_TIMEOUT_S) -> PolicyDescription:
         """Returns what the server is doing.
@@ -323,7 +369,9 @@ class PolicyClient:
         )
 
     async def _route(self) -> Channel:
-        endpoint = await self._seat.choose(self._version)
+        # What servers say at once is the version of `default`.
+        needed = self._version if self._policy in {"", DEFAULT_POLICY} else 0
+        endpoint = await self._seat.choose(needed)
         if endpoint != self._endpoint:
             before, self._endpoint = self._channel, endpoint
             auth = endpoint.auth(self._auth)
@@ -334,6 +382,7 @@ class PolicyClient:
     def _prepare_hello(self, request: pb.ActRequest) -> None:
         # A server that lost its weights must get them back before it answers this session again.
         request.hello.min_policy_version = self._version
+        request.hello.policy = self._policy
 
     async def _on_welcome(self, reader: Reader[pb.ActResponse]) -> None:
         self._seat.arrived()

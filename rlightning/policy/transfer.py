@@ -32,6 +32,7 @@ async def send_weights(
     learner_id: str,
     timeout_s: float,
     retry: bool = True,
+    policy: str = "",
 ) -> int:
     """Sends weights and returns the version in use; see `PolicyClient.publish_weights`."""
     header = pb.WeightsHeader(
@@ -39,6 +40,7 @@ async def send_weights(
         total_bytes=len(data),
         sha256=await _sha256(data),
         learner_id=learner_id,
+        policy=policy,
     )
 
     async def requests() -> AsyncIterator[Message]:
@@ -62,7 +64,7 @@ async def send_weights(
 
 
 async def fetch_weights(
-    channel: Channel, min_version: int, *, timeout_s: float
+    channel: Channel, min_version: int, *, timeout_s: float, policy: str = ""
 ) -> tuple[int, bytes]:
     """Returns version and bytes of the weights in use; see `PolicyClient.pull_weights`."""
 
@@ -70,7 +72,7 @@ async def fetch_weights(
         responses = unary_stream(
             channel,
             f"/{SERVICE}/PullWeights",
-            pb.PullWeightsRequest(min_policy_version=min_version),
+            pb.PullWeightsRequest(min_policy_version=min_version, policy=policy),
             pb.PullWeightsResponse,
             timeout=left_s,
         )
@@ -88,6 +90,22 @@ async def fetch_weights(
         return header.policy_version, data
 
     return await _until_reached(pull, timeout_s)
+
+
+async def keep_lease(
+    channel: Channel, learner_id: str, *, policy: str = "", leaving: bool = False, timeout_s: float
+) -> int:
+    """Takes or keeps the lease on publishing, or gives it up; returns the version in use.
+
+    Raises:
+        AlreadyExistsError: Another learner holds it.
+        UnavailableError: The server cannot be reached.
+    """
+    request = pb.KeepLeaseRequest(learner_id=learner_id, policy=policy, leaving=leaving)
+    response = await unary(
+        channel, f"/{SERVICE}/KeepLease", request, pb.KeepLeaseResponse, timeout=timeout_s
+    )
+    return response.policy_version
 
 
 async def describe(

@@ -17,6 +17,7 @@ from rlightning.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 # What is left of a write that was cut short; one that goes on is younger.
 _ABANDONED_NS = 3600 * 10**9
+_CHECKPOINT = "weights.safetensors"
 _NAME = re.compile(r"weights-(\d+)-([0-9a-f]{64})\.safetensors")
 
 
@@ -90,6 +91,38 @@ class WeightStore:
     def _files(self) -> list[tuple[int, bytes, Path]]:
         matches = ((_NAME.fullmatch(path.name), path) for path in self._directory.iterdir())
         return [(int(m[1]), bytes.fromhex(m[2]), path) for m, path in matches if m is not None]
+
+
+def read_weights(path: str | Path) -> Weights:
+    """Returns weights that somebody has kept. Blocks.
+
+    Args:
+        path: A safetensors file; or a directory: of a `WeightStore`, or with `weights.safetensors`.
+
+    Returns:
+        The weights; version 1 unless the file's name tells which.
+
+    Raises:
+        ConfigError: There are none, or what is there is damaged.
+    """
+    path = Path(path).expanduser()
+    try:
+        if path.is_dir() and not (path / _CHECKPOINT).is_file():
+            kept = WeightStore(path).load()
+            if kept is None:
+                raise ConfigError(
+                    f"policy.restore '{path}': expected {_CHECKPOINT}, or weights that a policy "
+                    "server has kept, and found none that are whole"
+                )
+            return kept
+        file = path / _CHECKPOINT if path.is_dir() else path
+        name = _NAME.fullmatch(file.name)
+        weights = Weights.of(1 if name is None else int(name[1]), file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"policy.restore '{path}': {error.strerror}") from error
+    if name is not None and weights.sha256 != bytes.fromhex(name[2]):
+        raise ConfigError(f"policy.restore '{path}' is damaged: its checksum does not match")
+    return weights
 
 
 def write_atomically(path: Path, data: bytes) -> None:

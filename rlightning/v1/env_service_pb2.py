@@ -29,53 +29,53 @@ from rlightning.v1 import space_pb2 as rlightning_dot_v1_dot_space__pb2
 from rlightning.v1 import tensor_pb2 as rlightning_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frlightning/v1/env_service.proto\x12\rrlightning.v1\x1a\x1brlightning/v1/env_ret.proto\x1a#rlightning/v1/policy_response.proto\x1a\x1brlightning/v1/session.proto\x1a\x19rlightning/v1/space.proto\x1a\x1arlightning/v1/tensor.proto\"\xc7\x01\n\rAttachRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.rlightning.v1.AttachHelloH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12+\n\x05steps\x18\x03 \x01(\x0b\x32\x1a.rlightning.v1.AttachStepsH\x00\x12%\n\x06timing\x18\x04 \x01(\x0b\x32\x15.rlightning.v1.TimingB\x06\n\x04\x62ody\"\x87\x01\n\x0b\x41ttachHello\x12%\n\x07session\x18\x01 \x01(\x0b\x32\x14.rlightning.v1.Hello\x12\x10\n\x08last_seq\x18\x02 \x01(\x03\x12+\n\x0clast_env_ret\x18\x03 \x01(\x0b\x32\x15.rlightning.v1.EnvRet\x12\x12\n\nwants_acks\x18\x04 \x01(\x08\"F\n\x0b\x41ttachSteps\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12(\n\x05steps\x18\x02 \x03(\x0b\x32\x19.rlightning.v1.AttachStep\"\x99\x01\n\nAttachStep\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12&\n\x07\x65nv_ret\x18\x02 \x01(\x0b\x32\x15.rlightning.v1.EnvRet\x12\x14\n\x0cwants_action\x18\x03 \x01(\x08\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\x03\x12/\n\x08response\x18\x05 \x01(\x0b\x32\x1d.rlightning.v1.PolicyResponse\"\xab\x02\n\x0e\x41ttachResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.rlightning.v1.WelcomeH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12-\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1b.rlightning.v1.AttachAnswerH\x00\x12%\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x14.rlightning.v1.DrainH\x00\x12\'\n\x03\x61\x63k\x18\x06 \x01(\x0b\x32\x18.rlightning.v1.AttachAckH\x00\x12%\n\x06timing\x18\x05 \x01(\x0b\x32\x15.rlightning.v1.Timing\x12\x11\n\ttaken_seq\x18\x07 \x01(\x03\x42\x06\n\x04\x62ody\"/\n\tAttachAck\x12\x11\n\ttaken_seq\x18\x01 \x01(\x03\x12\x0f\n\x07\x63losing\x18\x02 \x01(\x08\"\xac\x01\n\x0c\x41ttachAnswer\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.rlightning.v1.PolicyResponseH\x00\x12+\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1a.rlightning.v1.ErrorStatusH\x00\x12%\n\x06stages\x18\x04 \x01(\x0b\x32\x15.rlightning.v1.StagesB\x08\n\x06result\"\xc1\x01\n\x0bStepRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.rlightning.v1.HelloH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12-\n\x07\x63ommand\x18\x03 \x01(\x0b\x32\x1a.rlightning.v1.StepCommandH\x00\x12%\n\x06timing\x18\x04 \x01(\x0b\x32\x15.rlightning.v1.TimingB\x06\n\x04\x62ody\"\xdf\x01\n\x0bStepCommand\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x15\n\rreset_env_ids\x18\x03 \x03(\t\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x30\n\tresponses\x18\x05 \x03(\x0b\x32\x1d.rlightning.v1.PolicyResponse\x12%\n\x07options\x18\x06 \x01(\x0b\x32\x14.rlightning.v1.Value\x12\x11\n\tautoreset\x18\x07 \x01(\x08\x12\x15\n\rclaim_env_ids\x18\x08 \x03(\tB\x07\n\x05_seed\"\xeb\x01\n\x0cStepResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.rlightning.v1.WelcomeH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12+\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x19.rlightning.v1.StepAnswerH\x00\x12%\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x14.rlightning.v1.DrainH\x00\x12%\n\x06timing\x18\x05 \x01(\x0b\x32\x15.rlightning.v1.TimingB\x06\n\x04\x62ody\"m\n\nStepAnswer\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\'\n\x08\x65nv_rets\x18\x02 \x03(\x0b\x32\x15.rlightning.v1.EnvRet\x12)\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1a.rlightning.v1.ErrorStatus\"d\n\x0e\x43ontrolRequest\x12*\n\x05\x61\x63tor\x18\x01 \x01(\x0e\x32\x1b.rlightning.v1.ActorCommand\x12&\n\x03\x65nv\x18\x02 \x01(\x0e\x32\x19.rlightning.v1.EnvCommand\"(\n\x0f\x43ontrolResponse\x12\x15\n\ractor_running\x18\x01 \x01(\x08\"p\n\x19\x45nvServiceDescribeRequest\x12\x16\n\x0e\x65pisode_cursor\x18\x01 \x01(\x03\x12\x14\n\x0ctrace_cursor\x18\x02 \x01(\x03\x12%\n\x06timing\x18\x03 \x01(\x0b\x32\x15.rlightning.v1.Timing\"\xf3\x02\n\x1a\x45nvServiceDescribeResponse\x12\x17\n\x0flibrary_version\x18\x01 \x01(\t\x12$\n\x04\x65nvs\x18\x02 \x03(\x0b\x32\x16.rlightning.v1.EnvMeta\x12\x15\n\ractor_running\x18\x03 \x01(\x08\x12\x11\n\tenv_steps\x18\x04 \x01(\x03\x12.\n\x08\x65pisodes\x18\x05 \x03(\x0b\x32\x1c.rlightning.v1.EpisodeRecord\x12\x16\n\x0e\x65pisode_cursor\x18\x06 \x01(\x03\x12#\n\x05stats\x18\x07 \x01(\x0b\x32\x14.rlightning.v1.Value\x12\x18\n\x10\x65xternal_env_ids\x18\x08 \x03(\t\x12(\n\x06traces\x18\t \x03(\x0b\x32\x18.rlightning.v1.StepTrace\x12\x14\n\x0ctrace_cursor\x18\n \x01(\x03\x12%\n\x06timing\x18\x0b \x01(\x0b\x32\x15.rlightning.v1.Timing\"\x90\x01\n\tStepTrace\x12\x0e\n\x06\x65nv_id\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x03\x12\x10\n\x08start_ns\x18\x03 \x01(\x03\x12\x13\n\x0b\x64uration_ns\x18\x04 \x01(\x03\x12\'\n\x05spans\x18\x05 \x03(\x0b\x32\x18.rlightning.v1.StageSpan\x12\x16\n\x0euncertainty_ns\x18\x06 \x01(\x03\"A\n\tStageSpan\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x10\n\x08start_ns\x18\x02 \x01(\x03\x12\x13\n\x0b\x64uration_ns\x18\x03 \x01(\x03\"\xbf\x01\n\rEpisodeRecord\x12\x0e\n\x06\x65nv_id\x18\x01 \x01(\t\x12\x0b\n\x03row\x18\x02 \x01(\x05\x12\x12\n\nepisode_id\x18\x03 \x01(\x03\x12\x16\n\x0e\x65pisode_return\x18\x04 \x01(\x01\x12\x0e\n\x06length\x18\x05 \x01(\x03\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0epolicy_version\x18\x07 \x01(\x03\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x11\n\tts_end_ns\x18\t \x01(\x03\x42\x07\n\x05_seed*_\n\x0c\x41\x63torCommand\x12\x1d\n\x19\x41\x43TOR_COMMAND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x43TOR_COMMAND_START\x10\x01\x12\x17\n\x13\x41\x43TOR_COMMAND_PAUSE\x10\x02*\xa4\x01\n\nEnvCommand\x12\x1b\n\x17\x45NV_COMMAND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45NV_COMMAND_OFFLOAD\x10\x01\x12\x16\n\x12\x45NV_COMMAND_RELOAD\x10\x02\x12\"\n\x1e\x45NV_COMMAND_APPLY_EVALUATE_CFG\x10\x03\x12$\n ENV_COMMAND_RESTORE_EVALUATE_CFG\x10\x04\x32\xc7\x02\n\nEnvService\x12I\n\x06\x41ttach\x12\x1c.rlightning.v1.AttachRequest\x1a\x1d.rlightning.v1.AttachResponse(\x01\x30\x01\x12\x43\n\x04Step\x12\x1a.rlightning.v1.StepRequest\x1a\x1b.rlightning.v1.StepResponse(\x01\x30\x01\x12H\n\x07\x43ontrol\x12\x1d.rlightning.v1.ControlRequest\x1a\x1e.rlightning.v1.ControlResponse\x12_\n\x08\x44\x65scribe\x12(.rlightning.v1.EnvServiceDescribeRequest\x1a).rlightning.v1.EnvServiceDescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frlightning/v1/env_service.proto\x12\rrlightning.v1\x1a\x1brlightning/v1/env_ret.proto\x1a#rlightning/v1/policy_response.proto\x1a\x1brlightning/v1/session.proto\x1a\x19rlightning/v1/space.proto\x1a\x1arlightning/v1/tensor.proto\"\xc7\x01\n\rAttachRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.rlightning.v1.AttachHelloH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12+\n\x05steps\x18\x03 \x01(\x0b\x32\x1a.rlightning.v1.AttachStepsH\x00\x12%\n\x06timing\x18\x04 \x01(\x0b\x32\x15.rlightning.v1.TimingB\x06\n\x04\x62ody\"\x97\x01\n\x0b\x41ttachHello\x12%\n\x07session\x18\x01 \x01(\x0b\x32\x14.rlightning.v1.Hello\x12\x10\n\x08last_seq\x18\x02 \x01(\x03\x12+\n\x0clast_env_ret\x18\x03 \x01(\x0b\x32\x15.rlightning.v1.EnvRet\x12\x12\n\nwants_acks\x18\x04 \x01(\x08\x12\x0e\n\x06policy\x18\x05 \x01(\t\"F\n\x0b\x41ttachSteps\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12(\n\x05steps\x18\x02 \x03(\x0b\x32\x19.rlightning.v1.AttachStep\"\x99\x01\n\nAttachStep\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12&\n\x07\x65nv_ret\x18\x02 \x01(\x0b\x32\x15.rlightning.v1.EnvRet\x12\x14\n\x0cwants_action\x18\x03 \x01(\x08\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\x03\x12/\n\x08response\x18\x05 \x01(\x0b\x32\x1d.rlightning.v1.PolicyResponse\"\xab\x02\n\x0e\x41ttachResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.rlightning.v1.WelcomeH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12-\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1b.rlightning.v1.AttachAnswerH\x00\x12%\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x14.rlightning.v1.DrainH\x00\x12\'\n\x03\x61\x63k\x18\x06 \x01(\x0b\x32\x18.rlightning.v1.AttachAckH\x00\x12%\n\x06timing\x18\x05 \x01(\x0b\x32\x15.rlightning.v1.Timing\x12\x11\n\ttaken_seq\x18\x07 \x01(\x03\x42\x06\n\x04\x62ody\"/\n\tAttachAck\x12\x11\n\ttaken_seq\x18\x01 \x01(\x03\x12\x0f\n\x07\x63losing\x18\x02 \x01(\x08\"\xac\x01\n\x0c\x41ttachAnswer\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.rlightning.v1.PolicyResponseH\x00\x12+\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1a.rlightning.v1.ErrorStatusH\x00\x12%\n\x06stages\x18\x04 \x01(\x0b\x32\x15.rlightning.v1.StagesB\x08\n\x06result\"\xc1\x01\n\x0bStepRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.rlightning.v1.HelloH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12-\n\x07\x63ommand\x18\x03 \x01(\x0b\x32\x1a.rlightning.v1.StepCommandH\x00\x12%\n\x06timing\x18\x04 \x01(\x0b\x32\x15.rlightning.v1.TimingB\x06\n\x04\x62ody\"\xdf\x01\n\x0bStepCommand\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x15\n\rreset_env_ids\x18\x03 \x03(\t\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x30\n\tresponses\x18\x05 \x03(\x0b\x32\x1d.rlightning.v1.PolicyResponse\x12%\n\x07options\x18\x06 \x01(\x0b\x32\x14.rlightning.v1.Value\x12\x11\n\tautoreset\x18\x07 \x01(\x08\x12\x15\n\rclaim_env_ids\x18\x08 \x03(\tB\x07\n\x05_seed\"\xeb\x01\n\x0cStepResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.rlightning.v1.WelcomeH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12+\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x19.rlightning.v1.StepAnswerH\x00\x12%\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x14.rlightning.v1.DrainH\x00\x12%\n\x06timing\x18\x05 \x01(\x0b\x32\x15.rlightning.v1.TimingB\x06\n\x04\x62ody\"m\n\nStepAnswer\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\'\n\x08\x65nv_rets\x18\x02 \x03(\x0b\x32\x15.rlightning.v1.EnvRet\x12)\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1a.rlightning.v1.ErrorStatus\"d\n\x0e\x43ontrolRequest\x12*\n\x05\x61\x63tor\x18\x01 \x01(\x0e\x32\x1b.rlightning.v1.ActorCommand\x12&\n\x03\x65nv\x18\x02 \x01(\x0e\x32\x19.rlightning.v1.EnvCommand\"(\n\x0f\x43ontrolResponse\x12\x15\n\ractor_running\x18\x01 \x01(\x08\"p\n\x19\x45nvServiceDescribeRequest\x12\x16\n\x0e\x65pisode_cursor\x18\x01 \x01(\x03\x12\x14\n\x0ctrace_cursor\x18\x02 \x01(\x03\x12%\n\x06timing\x18\x03 \x01(\x0b\x32\x15.rlightning.v1.Timing\"\xf3\x02\n\x1a\x45nvServiceDescribeResponse\x12\x17\n\x0flibrary_version\x18\x01 \x01(\t\x12$\n\x04\x65nvs\x18\x02 \x03(\x0b\x32\x16.rlightning.v1.EnvMeta\x12\x15\n\ractor_running\x18\x03 \x01(\x08\x12\x11\n\tenv_steps\x18\x04 \x01(\x03\x12.\n\x08\x65pisodes\x18\x05 \x03(\x0b\x32\x1c.rlightning.v1.EpisodeRecord\x12\x16\n\x0e\x65pisode_cursor\x18\x06 \x01(\x03\x12#\n\x05stats\x18\x07 \x01(\x0b\x32\x14.rlightning.v1.Value\x12\x18\n\x10\x65xternal_env_ids\x18\x08 \x03(\t\x12(\n\x06traces\x18\t \x03(\x0b\x32\x18.rlightning.v1.StepTrace\x12\x14\n\x0ctrace_cursor\x18\n \x01(\x03\x12%\n\x06timing\x18\x0b \x01(\x0b\x32\x15.rlightning.v1.Timing\"\x90\x01\n\tStepTrace\x12\x0e\n\x06\x65nv_id\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x03\x12\x10\n\x08start_ns\x18\x03 \x01(\x03\x12\x13\n\x0b\x64uration_ns\x18\x04 \x01(\x03\x12\'\n\x05spans\x18\x05 \x03(\x0b\x32\x18.rlightning.v1.StageSpan\x12\x16\n\x0euncertainty_ns\x18\x06 \x01(\x03\"A\n\tStageSpan\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x10\n\x08start_ns\x18\x02 \x01(\x03\x12\x13\n\x0b\x64uration_ns\x18\x03 \x01(\x03\"\xbf\x01\n\rEpisodeRecord\x12\x0e\n\x06\x65nv_id\x18\x01 \x01(\t\x12\x0b\n\x03row\x18\x02 \x01(\x05\x12\x12\n\nepisode_id\x18\x03 \x01(\x03\x12\x16\n\x0e\x65pisode_return\x18\x04 \x01(\x01\x12\x0e\n\x06length\x18\x05 \x01(\x03\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0epolicy_version\x18\x07 \x01(\x03\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x11\n\tts_end_ns\x18\t \x01(\x03\x42\x07\n\x05_seed*_\n\x0c\x41\x63torCommand\x12\x1d\n\x19\x41\x43TOR_COMMAND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x43TOR_COMMAND_START\x10\x01\x12\x17\n\x13\x41\x43TOR_COMMAND_PAUSE\x10\x02*\xa4\x01\n\nEnvCommand\x12\x1b\n\x17\x45NV_COMMAND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45NV_COMMAND_OFFLOAD\x10\x01\x12\x16\n\x12\x45NV_COMMAND_RELOAD\x10\x02\x12\"\n\x1e\x45NV_COMMAND_APPLY_EVALUATE_CFG\x10\x03\x12$\n ENV_COMMAND_RESTORE_EVALUATE_CFG\x10\x04\x32\xc7\x02\n\nEnvService\x12I\n\x06\x41ttach\x12\x1c.rlightning.v1.AttachRequest\x1a\x1d.rlightning.v1.AttachResponse(\x01\x30\x01\x12\x43\n\x04Step\x12\x1a.rlightning.v1.StepRequest\x1a\x1b.rlightning.v1.StepResponse(\x01\x30\x01\x12H\n\x07\x43ontrol\x12\x1d.rlightning.v1.ControlRequest\x1a\x1e.rlightning.v1.ControlResponse\x12_\n\x08\x44\x65scribe\x12(.rlightning.v1.EnvServiceDescribeRequest\x1a).rlightning.v1.EnvServiceDescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rlightning.v1.env_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACTORCOMMAND']._serialized_start=3105
-  _globals['_ACTORCOMMAND']._serialized_end=3200
-  _globals['_ENVCOMMAND']._serialized_start=3203
-  _globals['_ENVCOMMAND']._serialized_end=3367
+  _globals['_ACTORCOMMAND']._serialized_start=3121
+  _globals['_ACTORCOMMAND']._serialized_end=3216
+  _globals['_ENVCOMMAND']._serialized_start=3219
+  _globals['_ENVCOMMAND']._serialized_end=3383
   _globals['_ATTACHREQUEST']._serialized_start=201
   _globals['_ATTACHREQUEST']._serialized_end=400
   _globals['_ATTACHHELLO']._serialized_start=403
-  _globals['_ATTACHHELLO']._serialized_end=538
-  _globals['_ATTACHSTEPS']._serialized_start=540
-  _globals['_ATTACHSTEPS']._serialized_end=610
-  _globals['_ATTACHSTEP']._serialized_start=613
-  _globals['_ATTACHSTEP']._serialized_end=766
-  _globals['_ATTACHRESPONSE']._serialized_start=769
-  _globals['_ATTACHRESPONSE']._serialized_end=1068
-  _globals['_ATTACHACK']._serialized_start=1070
-  _globals['_ATTACHACK']._serialized_end=1117
-  _globals['_ATTACHANSWER']._serialized_start=1120
-  _globals['_ATTACHANSWER']._serialized_end=1292
-  _globals['_STEPREQUEST']._serialized_start=1295
-  _globals['_STEPREQUEST']._serialized_end=1488
-  _globals['_STEPCOMMAND']._serialized_start=1491
-  _globals['_STEPCOMMAND']._serialized_end=1714
-  _globals['_STEPRESPONSE']._serialized_start=1717
-  _globals['_STEPRESPONSE']._serialized_end=1952
-  _globals['_STEPANSWER']._serialized_start=1954
-  _globals['_STEPANSWER']._serialized_end=2063
-  _globals['_CONTROLREQUEST']._serialized_start=2065
-  _globals['_CONTROLREQUEST']._serialized_end=2165
-  _globals['_CONTROLRESPONSE']._serialized_start=2167
-  _globals['_CONTROLRESPONSE']._serialized_end=2207
-  _globals['_ENVSERVICEDESCRIBEREQUEST']._serialized_start=2209
-  _globals['_ENVSERVICEDESCRIBEREQUEST']._serialized_end=2321
-  _globals['_ENVSERVICEDESCRIBERESPONSE']._serialized_start=2324
-  _globals['_ENVSERVICEDESCRIBERESPONSE']._serialized_end=2695
-  _globals['_STEPTRACE']._serialized_start=2698
-  _globals['_STEPTRACE']._serialized_end=2842
-  _globals['_STAGESPAN']._serialized_start=2844
-  _globals['_STAGESPAN']._serialized_end=2909
-  _globals['_EPISODERECORD']._serialized_start=2912
-  _globals['_EPISODERECORD']._serialized_end=3103
-  _globals['_ENVSERVICE']._serialized_start=3370
-  _globals['_ENVSERVICE']._serialized_end=3697
+  _globals['_ATTACHHELLO']._serialized_end=554
+  _globals['_ATTACHSTEPS']._serialized_start=556
+  _globals['_ATTACHSTEPS']._serialized_end=626
+  _globals['_ATTACHSTEP']._serialized_start=629
+  _globals['_ATTACHSTEP']._serialized_end=782
+  _globals['_ATTACHRESPONSE']._serialized_start=785
+  _globals['_ATTACHRESPONSE']._serialized_end=1084
+  _globals['_ATTACHACK']._serialized_start=1086
+  _globals['_ATTACHACK']._serialized_end=1133
+  _globals['_ATTACHANSWER']._serialized_start=1136
+  _globals['_ATTACHANSWER']._serialized_end=1308
+  _globals['_STEPREQUEST']._serialized_start=1311
+  _globals['_STEPREQUEST']._serialized_end=1504
+  _globals['_STEPCOMMAND']._serialized_start=1507
+  _globals['_STEPCOMMAND']._serialized_end=1730
+  _globals['_STEPRESPONSE']._serialized_start=1733
+  _globals['_STEPRESPONSE']._serialized_end=1968
+  _globals['_STEPANSWER']._serialized_start=1970
+  _globals['_STEPANSWER']._serialized_end=2079
+  _globals['_CONTROLREQUEST']._serialized_start=2081
+  _globals['_CONTROLREQUEST']._serialized_end=2181
+  _globals['_CONTROLRESPONSE']._serialized_start=2183
+  _globals['_CONTROLRESPONSE']._serialized_end=2223
+  _globals['_ENVSERVICEDESCRIBEREQUEST']._serialized_start=2225
+  _globals['_ENVSERVICEDESCRIBEREQUEST']._serialized_end=2337
+  _globals['_ENVSERVICEDESCRIBERESPONSE']._serialized_start=2340
+  _globals['_ENVSERVICEDESCRIBERESPONSE']._serialized_end=2711
+  _globals['_STEPTRACE']._serialized_start=2714
+  _globals['_STEPTRACE']._serialized_end=2858
+  _globals['_STAGESPAN']._serialized_start=2860
+  _globals['_STAGESPAN']._serialized_end=2925
+  _globals['_EPISODERECORD']._serialized_start=2928
+  _globals['_EPISODERECORD']._serialized_end=3119
+  _globals['_ENVSERVICE']._serialized_start=3386
+  _globals['_ENVSERVICE']._serialized_end=3713
 # @@protoc_insertion_point(module_scope)

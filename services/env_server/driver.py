@@ -330,6 +330,7 @@ class _Actor:
             auth=services.policy.auth,
             stats=latency,
             replicas=replicas,
+            policy=group.policy if isinstance(group, AttachedGroup) else group.config.policy,
         )
         self.buffer = InsertClient(
             buffer_address,

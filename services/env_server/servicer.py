@@ -174,12 +174,16 @@ class EnvService:
         group.leave()
         group.close()
 
-    def _expected(self) -> EnvMeta | None:
-        """Returns what clients have to declare: one policy answers all that actors step."""
+    def _expected(self, policy: str) -> EnvMeta | None:
+        """Returns what clients have to declare: a policy answers all the same spaces."""
         if self._config.services.env.attached_driver == "external":
             return None
-        acted = [group.meta for group in self._groups if group.config.driver == "actor"]
-        attached = [group.meta for group in self._attached.groups.values()]
+        acted = [
+            group.meta
+            for group in self._groups
+            if group.config.driver == "actor" and group.config.policy == policy
+        ]
+        attached = [g.meta for g in self._attached.groups.values() if g.policy == policy]
         return next(iter(acted + attached), None)
 
     def _check_upstream(self) -> None:

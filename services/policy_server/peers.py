@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from rlightning.utils.config import PolicyServiceConfig
 
 if TYPE_CHECKING:
     from rlightning.policy.host import PolicyHost
+    from rlightning.policy.hosts import PolicyHosts
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,14 +31,14 @@ _LOOK_S = 3.0
 _PULL_S = 600.0
 
 
-async def catch_up(host: PolicyHost, service: PolicyServiceConfig) -> None:
+async def catch_up(hosts: PolicyHosts, service: PolicyServiceConfig) -> None:
     """Installs the newest weights of the replicas that are there, if they are newer than its own.
 
     One that cannot be reached, or does not let this server ask, is left out: a session that has
     seen a newer version than this server has is not answered by it anyway.
 
     Args:
-        host: The policy; may be published to meanwhile.
+        hosts: The policies; may be published to meanwhile.
         service: Where the replicas are dialled, itself among them; without addresses there are no
             others.
     """
@@ -49,27 +51,33 @@ async def catch_up(host: PolicyHost, service: PolicyServiceConfig) -> None:
         return
     if len(endpoints) < 2:
         return
-    clients = [
-        PolicyClient(one.address, rpc=service.rpc, auth=one.auth(service.auth)) for one in endpoints
-    ]
-    try:
-        versions = await asyncio.gather(*map(_version_of, clients))
-        newest_first = sorted(zip(versions, clients, strict=True), key=itemgetter(0), reverse=True)
-        for version, client in newest_first:
-            if version <= host.version or await _take(host, client, version):
-                return
-    finally:
-        await asyncio.gather(*(client.close() for client in clients))
+    for name, host in hosts.by_name.items():
+        clients = [
+            PolicyClient(one.address, rpc=service.rpc, auth=one.auth(service.auth), policy=name)
+            for one in endpoints
+        ]
+        try:
+            versions = await asyncio.gather(*(_version_of(client, name) for client in clients))
+            await _take_newest(host, sorted(zip(versions, clients, strict=True), key=itemgetter(0)))
+        finally:
+            await asyncio.gather(*(client.close() for client in clients))
 
 
-async def _version_of(client: PolicyClient) -> int:
+async def _version_of(client: PolicyClient, name: str) -> int:
     """Returns the version that a replica, or this server, has; 0 if it does not say."""
     try:
-        return (await client.describe(timeout_s=_LOOK_S)).policy_version
+        return (await client.describe(timeout_s=_LOOK_S)).version_of(name)
     except RemoteError as error:
         away = isinstance(error, (UnavailableError, DeadlineExceededError))
         _LOG.log(logging.INFO if away else logging.WARNING, "a replica is not asked: %s", error)
         return 0
+
+
+async def _take_newest(host: PolicyHost, found: Sequence[tuple[int, PolicyClient]]) -> None:
+    """Installs the newest weights that can be had, of versions in ascending order."""
+    for version, client in reversed(found):
+        if version <= host.version or await _take(host, client, version):
+            return
 
 
 async def _take(host: PolicyHost, client: PolicyClient, version: int) -> bool:

@@ -33,7 +33,7 @@ from rlightning.rpc.protocol import LIBRARY_VERSION, Arrival, arrival_of, stamp
 from rlightning.rpc.session import Session, SessionHandler, SessionMethod, SessionRegistry
 from rlightning.rpc.status import to_error_status
 from rlightning.types import Mode
-from rlightning.utils.config import MainConfig, RpcConfig
+from rlightning.utils.config import DEFAULT_POLICY, MainConfig, RpcConfig
 from rlightning.utils.failpoints import failpoint
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.wire import (
@@ -45,10 +45,12 @@ from rlightning.wire import (
     split_batch,
 )
 
+from .lease import PublishLease
 from .peers import catch_up
 
 if TYPE_CHECKING:
     from rlightning.policy.host import PolicyHost
+    from rlightning.policy.hosts import PolicyHosts
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ _MAX_ANSWERING = 8
 
 
 class PolicyService:
-    """`rlightning.v1.PolicyService` over one `PolicyHost`.
+    """`rlightning.v1.PolicyService` over the policies of a config.
 
     Args:
         config: Sections `policy` and `services.policy`, and `log.latency`.
@@ -70,10 +72,11 @@ class PolicyService:
         "Act": "actor",
         "PublishWeights": "learner",
         "PullWeights": "learner",
+        "KeepLease": "learner",
         "Describe": "actor learner",
     }
     # A learner may bring the first weights, which a server without initial ones waits for.
-    early_methods = ("PublishWeights", "Describe")
+    early_methods = ("PublishWeights", "KeepLease", "Describe")
 
     def __init__(self, config: MainConfig) -> None:
         self._config = config.policy
@@ -81,7 +84,8 @@ class PolicyService:
         self._rpc = config.services.policy.rpc
         self._replicas = config.services.policy
         self._health: Health | None = None
-        self._host: PolicyHost | None = None
+        self._hosts: PolicyHosts | None = None
+        self._leases: dict[str, PublishLease] = {}
         self._hosting = asyncio.Event()
         self._registry = SessionRegistry(self._rpc, f"/{SERVICE}/Act")
         self._acting = ActHandler(self._rpc)
@@ -93,6 +97,7 @@ class PolicyService:
             "Act": SessionMethod(self._registry, self._acting),
             "PublishWeights": stream_unary(pb.PublishWeightsRequest, self._publish_weights),
             "PullWeights": unary_stream(pb.PullWeightsRequest, self._pull_weights),
+            "KeepLease": unary_unary(pb.KeepLeaseRequest, self._keep_lease),
             "Describe": unary_unary(pb.PolicyServiceDescribeRequest, self._describe),
         }
 
@@ -101,83 +106,77 @@ class PolicyService:
         self._health = health
 
     async def start(self) -> None:
-        """Imports torch and the policy, and returns when it may act.
+        """Imports torch and the policies, and returns when `default` may act.
 
         Of several replicas, one that comes back gets from the others what they have served since.
         """
         # In a thread, since the import takes a second or more and health must answer meanwhile.
         await asyncio.to_thread(preload_torch)
-        module: Any = await asyncio.to_thread(import_module, "rlightning.policy.host")
-        host: PolicyHost = await asyncio.to_thread(module.PolicyHost, self._config)
+        module: Any = await asyncio.to_thread(import_module, "rlightning.policy.hosts")
+        hosts: PolicyHosts = await asyncio.to_thread(module.PolicyHosts, self._config)
         if not self._measures:
-            host.batcher.stats.latency = LatencyStats(enabled=False)
-        await host.start()
+            for host in hosts.by_name.values():
+                host.batcher.stats.latency = LatencyStats(enabled=False)
+        await hosts.start()
         # What torch made lives for ever: looking through it would stop the loop for 0.2 s.
         gc.freeze()
-        self._host = self._acting.host = host
+        self._leases = {name: PublishLease(self._rpc.lease_s) for name in hosts.by_name}
+        self._hosts = self._acting.hosts = hosts
         self._hosting.set()
-        await catch_up(host, self._replicas)
-        await host.ready()
+        await catch_up(hosts, self._replicas)
+        await hosts.default.ready()
 
     async def drain(self, deadline_s: float) -> None:
         """Waits until every request that came has its answer."""
         await self._acting.drain(self._registry.sessions, deadline_s)
 
     async def close(self) -> None:
-        """Ends the inference thread."""
-        if self._host is not None:
-            await self._host.close()
+        """Ends the inference threads."""
+        if self._hosts is not None:
+            await self._hosts.close()
 
     def measure(self, metrics: Metrics) -> None:
         """Adds the metrics of now."""
         metrics.sessions("Act", self._registry.sessions)
-        host = self._host
-        if host is None:
-            return
-        stats = host.batcher.stats
-        metrics.stages(stats.latency)
-        metrics.counts("inference_batch_size", "Rows in one inference.", stats.batch_rows)
-        queued = host.batcher.queued_rows
-        metrics.gauge("queue_depth", "What waits, by queue.", queued, queue="inference_rows")
-        metrics.gauge("policy_version", "Version of the weights in use.", host.version)
-        for name, text, value in (
-            ("requests_total", "Requests answered.", stats.requests),
-            ("rows_total", "Rows answered.", stats.rows),
-            ("inference_errors_total", "Requests whose inference failed.", stats.errors),
-            ("overloaded_total", "Requests refused since too much waited.", stats.overloaded),
-        ):
-            metrics.counter(name, text, value)
-        text = "Work dropped since nobody waited for it any more."
-        metrics.counter("expired_total", text, stats.expired, where="policy_queue")
+        if self._hosts is not None:
+            for name, host in self._hosts.by_name.items():
+                measure_policy(metrics, name, host)
 
-    async def _hosted(self) -> PolicyHost:
+    async def _hosted(self) -> PolicyHosts:
         await self._hosting.wait()
-        assert self._host is not None
-        return self._host
+        assert self._hosts is not None
+        return self._hosts
 
     async def _publish_weights(
         self, requests: AsyncIterator[pb.PublishWeightsRequest], context: Context
     ) -> pb.PublishWeightsResponse:
-        host = await self._hosted()
+        hosts = await self._hosted()
         received_ns = time.monotonic_ns()
-        upload = _Upload()
-        try:
-            weights = await self._receive(requests, upload)
-            await host.publish(weights, received_ns=received_ns)
-        finally:
-            self._uploaded -= upload.nbytes
-        failpoint("weights.swapped")
-        _LOG.debug("policy version %d is in use", weights.version)
-        return pb.PublishWeightsResponse(policy_version=host.version)
-
-    async def _receive(
-        self, requests: AsyncIterator[pb.PublishWeightsRequest], upload: _Upload
-    ) -> Weights:
-        """Reads header and chunks; holds no more than the header announced."""
         first = await anext(requests, None)
         if first is None or first.WhichOneof("body") != "header":
             raise InvalidRequestError("the first message must be the header")
         header = first.header
+        host = hosts.get(header.policy)
+        lease = self._leases[header.policy or DEFAULT_POLICY]
+        upload = _Upload()
+        try:
+            weights = await self._receive(header, requests, upload, lease)
+            await host.publish(weights, received_ns=received_ns)
+        finally:
+            self._uploaded -= upload.nbytes
+        lease.keep(header.learner_id)
+        failpoint("weights.swapped")
+        _LOG.debug("policy %r: version %d is in use", header.policy, weights.version)
+        return pb.PublishWeightsResponse(policy_version=host.version)
+
+    async def _receive(
+        self,
+        header: pb.WeightsHeader,
+        requests: AsyncIterator[pb.PublishWeightsRequest],
+        upload: _Upload,
+        lease: PublishLease,
+    ) -> Weights:
+        """Reads the chunks; holds no more than the header announced."""
         cap = self._config.max_weights_bytes
         if not 0 < header.total_bytes <= cap:
             raise ResourceExhaustedError(
@@ -185,9 +184,11 @@ class PolicyService:
                 f"allows {cap}",
                 reason="WEIGHTS_TOO_LARGE",
             )
+        lease.keep(header.learner_id)
         digest = hashlib.sha256()
         parts: list[bytes] = []
         async for request in requests:
+            lease.keep(header.learner_id)
             upload.nbytes += len(request.chunk)
             self._uploaded += len(request.chunk)
             if request.WhichOneof("body") != "chunk" or upload.nbytes > header.total_bytes:
@@ -214,7 +215,7 @@ class PolicyService:
     async def _pull_weights(
         self, request: pb.PullWeightsRequest, context: Context
     ) -> AsyncIterator[pb.PullWeightsResponse]:
-        host = await self._hosted()
+        host = (await self._hosted()).get(request.policy)
         # Somewhat less than the caller's time, so that the error still reaches it.
         left_s = context.time_remaining()
         timeout_s = self._rpc.lease_s if left_s is None else 0.9 * left_s
@@ -224,25 +225,50 @@ class PolicyService:
             policy_version=weights.version,
             total_bytes=len(weights.data),
             sha256=weights.sha256,
+            policy=request.policy,
         )
         yield pb.PullWeightsResponse(header=header)
         for _, part in split_batch(weights.data):
             yield pb.PullWeightsResponse(chunk=bytes(part))
 
+    async def _keep_lease(
+        self, request: pb.KeepLeaseRequest, context: Context
+    ) -> pb.KeepLeaseResponse:
+        host = (await self._hosted()).get(request.policy)
+        if not request.learner_id:
+            raise InvalidRequestError("learner_id: expected who publishes, got none")
+        lease = self._leases[request.policy or DEFAULT_POLICY]
+        if request.leaving:
+            lease.leave(request.learner_id)
+        else:
+            lease.keep(request.learner_id)
+        lease_ms = int(self._rpc.lease_s * 1000)
+        return pb.KeepLeaseResponse(policy_version=host.version, lease_ms=lease_ms)
+
     async def _describe(self, request: pb.PolicyServiceDescribeRequest, context: Context) -> bytes:
         arrival = arrival_of(request)
-        host = await self._hosted()
+        hosts = await self._hosted()
         response = pb.PolicyServiceDescribeResponse(
             library_version=LIBRARY_VERSION,
-            policy_version=host.version,
+            policy_version=hosts.default.version,
             sessions=self._registry.open_count,
             serving=self._health is not None and self._health.ready,
         )
         writer = Writer()
-        stats = {**host.describe(), "sessions": describe_sessions(self._registry.sessions)}
+        described = {name: self._describe_policy(name, h) for name, h in hosts.by_name.items()}
+        stats = {
+            **described.pop(DEFAULT_POLICY),
+            "sessions": describe_sessions(self._registry.sessions),
+        }
+        if described:
+            stats["policies"] = described
         fill_value(response.stats, stats, writer)
         stamp(response, arrival)
         return writer.finish(response)
+
+    def _describe_policy(self, name: str, host: PolicyHost) -> dict[str, Any]:
+        holder = self._leases[name].holder
+        return host.describe() if holder is None else {**host.describe(), "learner": holder}
 
 
 @dataclass
@@ -256,6 +282,7 @@ class _Upload:
 class _Group:
     """What the server keeps of one session: the last request, and so its answer."""
 
+    host: PolicyHost
     seq: int = 0
     pending: Pending | None = None
     open: bool = False
@@ -266,14 +293,14 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
     """Serves the sessions of `Act`.
 
     Attributes:
-        host: Set once the service has one; sessions open only after that.
+        hosts: Set once the service has them; sessions open only after that.
     """
 
     request_type = pb.ActRequest
     response_type = pb.ActResponse
 
     def __init__(self, rpc: RpcConfig) -> None:
-        self.host: PolicyHost | None = None
+        self.hosts: PolicyHosts | None = None
         self._wait_s = rpc.lease_s
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -281,14 +308,19 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         """Lets the session's group ask; waits for the weights it needs."""
         if session.spec is None:
             raise InvalidRequestError("hello names no spec: which spaces will ask?")
-        host = self._hosted()
+        hello = reader.message.hello
+        host = self._hosted().get(hello.policy)
+        kept: _Group | None = session.state
+        if kept is not None and kept.host is not host:
+            raise PreconditionError(
+                f"the session asks another policy than {hello.policy[:80]!r}: open a new one",
+                reason="POLICY",
+            )
         await host.open_group(
-            session.spec,
-            min_version=reader.message.hello.min_policy_version,
-            timeout_s=self._wait_s,
+            session.spec, min_version=hello.min_policy_version, timeout_s=self._wait_s
         )
-        if not isinstance(session.state, _Group):
-            session.state = _Group()
+        if kept is None:
+            session.state = _Group(host)
         session.state.open = True
         response = pb.ActResponse()
         response.welcome.policy_version = host.version
@@ -299,7 +331,7 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         group: _Group = session.state
         if group.open:
             group.open = False
-            self._hosted().close_group()
+            group.host.close_group()
 
     async def on_message(self, session: Session, reader: Reader[pb.ActRequest]) -> None:
         """Queues a step, or finds the answer it already has."""
@@ -323,7 +355,7 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         pending = group.pending
         if step.seq > group.seq or pending is None:
             try:
-                pending = self._hosted().enqueue(
+                pending = group.host.enqueue(
                     read_env_ret(step.env_ret, reader),
                     Mode.EXPLOIT if step.mode == pb.MODE_EXPLOIT else Mode.EXPLORE,
                     received_ns=arrival.received_ns,
@@ -335,7 +367,7 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
                 await self._send_error(session, step.seq, refused, arrival)
                 return
             group.seq, group.pending = step.seq, pending
-        if pending.done or self._hosted().batcher.prompt:
+        if pending.done or group.host.batcher.prompt:
             await self._answer(session, step.seq, pending, arrival)
         else:
             # Not awaited here: the stream's heartbeats must be read during a long inference.
@@ -397,7 +429,27 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("an answer was not sent", exc_info=error)
 
-    def _hosted(self) -> PolicyHost:
-        if self.host is None:
+    def _hosted(self) -> PolicyHosts:
+        if self.hosts is None:
             raise PreconditionError("the server is still starting")
-        return self.host
+        return self.hosts
+
+
+def measure_policy(metrics: Metrics, name: str, host: PolicyHost) -> None:
+    """Adds the metrics of one policy."""
+    stats = host.batcher.stats
+    metrics.stages(stats.latency, policy=name)
+    metrics.counts("inference_batch_size", "Rows in one inference.", stats.batch_rows, policy=name)
+    queued = host.batcher.queued_rows
+    text = "What waits, by queue."
+    metrics.gauge("queue_depth", text, queued, queue="inference_rows", policy=name)
+    metrics.gauge("policy_version", "Version of the weights in use.", host.version, policy=name)
+    for counter, text, value in (
+        ("requests_total", "Requests answered.", stats.requests),
+        ("rows_total", "Rows answered.", stats.rows),
+        ("inference_errors_total", "Requests whose inference failed.", stats.errors),
+        ("overloaded_total", "Requests refused since too much waited.", stats.overloaded),
+    ):
+        metrics.counter(counter, text, value, policy=name)
+    text = "Work dropped since nobody waited for it any more."
+    metrics.counter("expired_total", text, stats.expired, where="policy_queue", policy=name)

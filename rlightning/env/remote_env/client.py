@@ -26,7 +26,12 @@ from rlightning.env.utils.infos import InfoFilter
 from rlightning.errors import ConfigError, EnvError, ObservationError
 from rlightning.rpc.loop import LoopThread
 from rlightning.types import EnvRet
-from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.utils.config import (
+    DEFAULT_POLICY,
+    ClientAuthConfig,
+    RpcConfig,
+    check_policy_name,
+)
 from rlightning.v1.session_pb2 import CLIENT_STATE_RESETTING
 
 _LOG = logging.getLogger(__name__)
@@ -96,6 +101,7 @@ class RemoteEnvClient:
         spool_steps: Steps that may wait for a server that is away. When there is no room for more,
             the episode ends as truncated, and steps are dropped until half of it is free.
         spool_mb: Megabytes of them.
+        policy: Name of the policy that shall act, of those of the policy server.
 
     Raises:
         ConfigError: `env` is none of these, or a number is out of range.
@@ -116,6 +122,7 @@ class RemoteEnvClient:
         max_action_age_ms: float | None = None,
         spool_steps: int = 10_000,
         spool_mb: float = 256.0,
+        policy: str = DEFAULT_POLICY,
     ) -> None:
         self._pace: Pace | None = None
         if control_hz is not None:
@@ -127,6 +134,7 @@ class RemoteEnvClient:
         self._address = f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
         self._auth = auth
         self._rpc = rpc
+        self._policy = check_policy_name(policy)
         self._connect_timeout_s = connect_timeout_s
         self._thread = CallerThread()
         self._loop: LoopThread | None = None
@@ -242,7 +250,12 @@ class RemoteEnvClient:
             await link.close()
 
     def _make_link(self) -> AttachLink:
-        to: dict[str, Any] = {"address": self._address, "rpc": self._rpc, "auth": self._auth}
+        to: dict[str, Any] = {
+            "address": self._address,
+            "rpc": self._rpc,
+            "auth": self._auth,
+            "policy": self._policy,
+        }
         if self._pace is None:
             return LockstepLink(meta=self._group.meta, client_id=self.name, **to)
         self._paced = PacedRun(

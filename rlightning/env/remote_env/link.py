@@ -26,6 +26,7 @@ class AttachLink(ABC):
         client_id: Who this is, unique among the clients of the server.
         rpc: Limits and times.
         auth: Token and certificates.
+        policy: Name of the policy that shall act; empty: `default`.
 
     Attributes:
         welcomes: How often a server has let this client in.
@@ -39,8 +40,10 @@ class AttachLink(ABC):
         *,
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
+        policy: str = "",
     ) -> None:
         self.welcomes = 0
+        self._policy = policy
         self._channel = connect(address, rpc=rpc, auth=auth)
         self._session = SessionClient(
             self._channel,
@@ -49,7 +52,7 @@ class AttachLink(ABC):
             response_type=pb.AttachResponse,
             client_id=client_id,
             spec=meta,
-            prepare_hello=self._prepare_hello,
+            prepare_hello=self._fill_hello,
             on_welcome=self._on_welcome,
             on_message=self._on_message,
             on_failure=self._on_failure,
@@ -82,6 +85,10 @@ class AttachLink(ABC):
         await self._session.close()
         self._on_failure(UnavailableError("the client was closed", peer=self._channel.address))
         await self._channel.close()
+
+    def _fill_hello(self, request: pb.AttachRequest) -> None:
+        request.hello.policy = self._policy
+        self._prepare_hello(request)
 
     @abstractmethod
     def _prepare_hello(self, request: pb.AttachRequest) -> None: ...

@@ -42,6 +42,7 @@ class PacedLink(AttachLink):
         on_answer: Gets each answer with the step that it is for.
         rpc: Limits and times.
         auth: Token and certificates.
+        policy: Name of the policy that shall act; empty: `default`.
 
     Attributes:
         failure: Why the session has ended for good; None while it has not.
@@ -58,8 +59,9 @@ class PacedLink(AttachLink):
         on_answer: Callable[[SpooledStep, PolicyResponse], None],
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
+        policy: str = "",
     ) -> None:
-        super().__init__(address, meta, client_id, rpc=rpc, auth=auth)
+        super().__init__(address, meta, client_id, rpc=rpc, auth=auth, policy=policy)
         self.failure: RLightningError | None = None
         self.uncertain = 0
         self._spool = spool

@@ -72,6 +72,7 @@ class PacedRun:
         address: `HOST:PORT` of the env server.
         rpc: Limits and times.
         auth: Token and certificates.
+        policy: Name of the policy that shall act; empty: `default`.
         stopping: Tells whether to end; called in the thread of the env, like those that follow.
         is_finish: Tells whether the env has finished.
         on_env_error: As of `ControlLoop`.
@@ -94,6 +95,7 @@ class PacedRun:
         address: str,
         rpc: RpcConfig | None,
         auth: ClientAuthConfig | None,
+        policy: str,
         stopping: Callable[[], bool],
         is_finish: Callable[[], bool],
         on_env_error: Callable[[EnvError, int], None],
@@ -121,6 +123,7 @@ class PacedRun:
             on_answer=self._on_answer,
             rpc=rpc,
             auth=auth,
+            policy=policy,
         )
         self._overflows = 0
 

@@ -13,6 +13,7 @@ from rlightning.utils.config.buffer import (
 )
 from rlightning.utils.config.config import (
     ALGORITHMS,
+    DEFAULT_POLICY,
     ClusterConfig,
     EnvConfig,
     LearnerConfig,
@@ -22,6 +23,7 @@ from rlightning.utils.config.config import (
     PolicyConfig,
     TrainConfig,
     WeightBufferConfig,
+    check_policy_name,
 )
 from rlightning.utils.config.diff import diff_configs
 from rlightning.utils.config.effect import keys_without_effect
@@ -36,6 +38,7 @@ from rlightning.utils.config.services import (
 
 __all__ = [
     "ALGORITHMS",
+    "DEFAULT_POLICY",
     "BufferConfig",
     "ClientAuthConfig",
     "ClusterConfig",
@@ -62,6 +65,7 @@ __all__ = [
     "TlsConfig",
     "TrainConfig",
     "WeightBufferConfig",
+    "check_policy_name",
     "diff_configs",
     "keys_without_effect",
     "load_config",

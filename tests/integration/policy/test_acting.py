@@ -188,7 +188,7 @@ async def test_what_nobody_waits_for_any_more_is_not_inferred() -> None:
             acting(server.address, client_id="hasty", act_timeout_s=0.1) as hasty,
         ):
             blocking = asyncio.ensure_future(slow.act(vector(0.5)))
-            await assert_eventually(lambda: server.service._host.batcher._busy)
+            await assert_eventually(lambda: server.service._hosts.default.batcher._busy)
             with pytest.raises(DeadlineExceededError):
                 await hasty.act(vector(-1))
             await blocking
@@ -274,14 +274,14 @@ async def test_a_cut_connection_is_resumed_and_the_request_answered_once() -> No
         async with acting(proxy.address) as client:
             await client.act(vector(-1))
             waiting = asyncio.ensure_future(client.act(vector(0.3)))
-            await assert_eventually(lambda: server.service._host.batcher._busy)
+            await assert_eventually(lambda: server.service._hosts.default.batcher._busy)
             proxy.reset()
             response = await asyncio.wait_for(waiting, 10)
             assert response.action.tolist() == [pytest.approx(0.3)]
             assert client._session is not None
             assert (client._session.epoch, client._session.resumed) == (2, True)
             assert server.stats.requests == 2
-            assert server.service._host.batcher.groups == 1
+            assert server.service._hosts.default.batcher.groups == 1
 
 
 async def test_large_observations_pass_and_larger_ones_name_cap_and_key() -> None:

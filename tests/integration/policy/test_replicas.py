@@ -96,7 +96,7 @@ async def test_all_get_the_weights_and_one_that_is_away_holds_nobody_up() -> Non
                 await fleet.publish(version, weights(seed=version), timeout_s=10)
             assert await versions(fleet) == [3]
             await proxy.start()
-            await assert_eventually(lambda: other.service._host.version == 3)
+            await assert_eventually(lambda: other.service._hosts.default.version == 3)
             with pytest.raises(InvalidRequestError, match="not a safetensors file"):
                 await fleet.publish(4, b"garbage")
 

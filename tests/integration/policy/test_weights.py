@@ -131,11 +131,12 @@ async def test_a_stream_that_is_not_what_it_says_is_refused(
             )
 
 
-async def test_weights_of_several_learners_at_once_share_the_cap() -> None:
+async def test_weights_that_come_several_times_at_once_share_the_cap() -> None:
     data = weights()
 
     async def stalls() -> AsyncIterator[Message]:
-        yield pb.PublishWeightsRequest(header=pb.WeightsHeader(total_bytes=len(data)))
+        header = pb.WeightsHeader(total_bytes=len(data), learner_id="learner")
+        yield pb.PublishWeightsRequest(header=header)
         yield pb.PublishWeightsRequest(chunk=data[:-1])
         await asyncio.sleep(60)
 
