@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlightning.policy.actor_critic import ActorCriticPolicy
     from rlightning.policy.base_policy import BasePolicy, PolicyInput, PolicyRole
+    from rlightning.policy.blocking import RemotePolicy
     from rlightning.policy.builder import build_policy, build_policy_group
     from rlightning.policy.fleet import PolicyFleet
     from rlightning.policy.host import PolicyHost
@@ -37,6 +38,7 @@ __all__ = [
     "PolicyInput",
     "PolicyRole",
     "QNetworkPolicy",
+    "RemotePolicy",
     "SACActorPolicy",
     "WeightPublisher",
     "build_policy",
@@ -58,6 +60,7 @@ _MODULES = {
     "PolicyInput": "base_policy",
     "PolicyRole": "base_policy",
     "QNetworkPolicy": "q_network",
+    "RemotePolicy": "blocking",
     "SACActorPolicy": "sac_actor",
     "WeightPublisher": "publisher",
     "build_policy": "builder",

@@ -261,6 +261,7 @@ class PolicyHost:
             "queue_rows": self.batcher.queued_rows,
             "groups": self.batcher.groups,
             "policy_version": self.version,
+            "weights_sha256": "" if self._weights is None else self._weights.sha256.hex(),
             "latency": stats.latency.summary(),
             "latency_window_s": stats.latency.WINDOW_S,
             "first_uses": [use._asdict() for use in stats.first_uses.last()],

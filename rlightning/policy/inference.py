@@ -95,7 +95,26 @@ def _outputs(response: Any, rows: int) -> dict[str, Any]:
     """Returns the policy's outputs as arrays [rows, ...] that share memory with nothing."""
     if not isinstance(response, PolicyResponse):
         raise PolicyError(f"expected a PolicyResponse, got {type(response).__name__}")
-    return {name: _output(value, name, rows) for name, value in response.to_dict().items()}
+    outputs = {name: _output(value, name, rows) for name, value in response.to_dict().items()}
+    _check_numbers(outputs.get("action"), "action")
+    return outputs
+
+
+def _check_numbers(value: Any, name: str) -> None:
+    """Refuses an action that is none, which an env might execute, or a robot.
+
+    Raises:
+        PolicyError: Something is NaN; the message names it and the first such row of the batch.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_numbers(item, f"{name}.{key}")
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            _check_numbers(item, f"{name}[{i}]")
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "fc" and np.isnan(value).any():
+        row = int(np.argwhere(np.isnan(value))[0][0])
+        raise PolicyError(f"'{name}' is NaN, in row {row} of the batch for one")
 
 
 def _output(value: Any, name: str, rows: int) -> Any:

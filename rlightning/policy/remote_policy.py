@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,7 @@ from rlightning.errors import (
     ConfigError,
     DeadlineExceededError,
     PolicyError,
+    PreconditionError,
     RemoteError,
     UnavailableError,
 )
@@ -45,6 +46,8 @@ from rlightning.wire import (
 )
 
 _CALL_TIMEOUT_S = 30.0
+# How long one call waits for newer weights; then it is made anew.
+_WATCH_S = 30.0
 
 _Session = SessionClient[pb.ActRequest, pb.ActResponse]
 
@@ -326,6 +329,24 @@ class PolicyClient:
         return await fetch_weights(
             self._channel, min_version, timeout_s=timeout_s, policy=self._policy
         )
+
+    async def watch_weights(self, version: int = 0) -> AsyncIterator[tuple[int, bytes]]:
+        """Yields version and bytes of the weights whenever there are newer ones; never ends.
+
+        Versions that are replaced before they are fetched are skipped. While the server cannot be
+        reached, it is waited for.
+
+        Args:
+            version: The last one that the caller has.
+        """
+        while True:
+            try:
+                version, data = await self.pull_weights(version + 1, timeout_s=_WATCH_S)
+            except (PreconditionError, UnavailableError, DeadlineExceededError) as error:
+                if isinstance(error, PreconditionError) and error.reason != "VERSION_TOO_OLD":
+                    raise
+                continue
+            yield version, data
 
     async def keep_lease(
         self, learner_id: str, *, leaving: bool = False, timeout_s: float = _CALL_TIMEOUT_S

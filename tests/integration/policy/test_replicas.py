@@ -90,6 +90,8 @@ async def test_all_get_the_weights_and_one_that_is_away_holds_nobody_up() -> Non
         async with PolicyFleet(addresses, watch_s=0.1) as fleet:
             await fleet.publish(1, weights(seed=1))
             assert await versions(fleet) == [1, 1]
+            found = await fleet.describe(timeout_s=5)
+            assert len({one.stats["weights_sha256"] for one in found.values()}) == 1
             await proxy.refuse()
             proxy.cut()
             for version in (2, 3):
