@@ -195,7 +195,7 @@ async def _act(
     film: _Film | None,
 ) -> list[EvaluatedEpisode]:
     # Not before now: these load torch.
-    from rlightning.policy import PolicyHost
+    from rlightning.policy import LocalPolicy, PolicyHost
     from rlightning.policy.weight_store import Weights
 
     log = EpisodeLog(capacity=episodes + _MOST_ROWS)
@@ -205,15 +205,16 @@ async def _act(
     try:
         groups = await host_envs([env], pipeline_depth=1, log=log)
         await host.publish(Weights.of(checkpoint.policy_version, checkpoint.weights))
-        await host.open_group(groups[0].meta)
-        return await _finish_episodes(host, groups[0], log, episodes, target, film)
+        policy = LocalPolicy(host, groups[0].meta)
+        await policy.start()
+        return await _finish_episodes(policy, groups[0], log, episodes, target, film)
     finally:
         await asyncio.gather(*(group.close() for group in groups))
         await host.close()
 
 
 async def _finish_episodes(
-    host: Any,
+    policy: Any,
     group: HostedGroup,
     log: EpisodeLog,
     episodes: int,
@@ -228,7 +229,7 @@ async def _finish_episodes(
     while any(len(mine) < share for mine, share in zip(found, shares, strict=True)):
         if film is not None:
             await group.call(film.take)
-        response, _ = await host.enqueue(env_ret, Mode.EXPLOIT).wait()
+        response = await policy.act(env_ret, mode=Mode.EXPLOIT)
         env_ret = await group.step(response)
         records, cursor = log.since(cursor) if log.cursor > cursor else [], log.cursor
         for position, record in enumerate(records):

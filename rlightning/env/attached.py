@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rlightning.env.attached_cameras import CameraDecoder
 from rlightning.env.episodes import EpisodeLog, RowCounter
 from rlightning.env.utils.infos import InfoFilter
 from rlightning.env.utils.spaces import all_finite, mismatch
@@ -67,6 +68,7 @@ class AttachedGroup:
         log: Takes finished episodes.
         counted: Told how many env steps were taken; every row counts.
         policy: Name of the policy that shall act.
+        cameras: Which pictures of an observation come encoded.
 
     Attributes:
         env_id: Id of the group.
@@ -81,7 +83,8 @@ class AttachedGroup:
         wants_acks: Whether the client keeps steps until they are acked.
 
     Raises:
-        InvalidRequestError: The client did not say its spaces and rows.
+        InvalidRequestError: The client did not say its spaces and rows, or a camera is none.
+        PreconditionError: There are cameras, and this server cannot decode them.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class AttachedGroup:
         log: EpisodeLog,
         counted: Callable[[int], None],
         policy: str = DEFAULT_POLICY,
+        cameras: Sequence[pb.CameraEncoding] = (),
     ) -> None:
         spec = session.spec
         if spec is None or not spec.num_envs or spec.num_envs < 1:
@@ -98,13 +102,18 @@ class AttachedGroup:
         if not all(isinstance(space, gym.Space) for space in spaces):
             raise InvalidRequestError("hello needs a spec with one observation and action space")
         self.env_id = PREFIX + session.client_id
-        self.meta = replace(spec, env_id=self.env_id)
+        self._space: Any = spec.observation_space
+        self._cameras: CameraDecoder | None = None
+        lossy = spec.lossy
+        if cameras:
+            self._cameras = CameraDecoder(cameras, self._space, spec.num_envs)
+            lossy = tuple(dict.fromkeys((*lossy, *self._cameras.lossy)))
+        self.meta = replace(spec, env_id=self.env_id, lossy=lossy)
         self.policy = policy
         self.activity = Activity()
         self.store: Store | None = None
         self.failure: Exception | None = None
         self._session = session
-        self._space: Any = spec.observation_space
         self._rows = spec.num_envs
         self._counted = counted
         self._counter = RowCounter(self.env_id, self._rows, log)
@@ -180,14 +189,23 @@ class AttachedGroup:
         return env_ret
 
     async def drain(self) -> None:
-        """Stores what came after the step that was handed out last; nobody is asked about it."""
-        while self._inbox and self.store is not None:
+        """Stores the step that was handed out and is not answered, and those that came after it."""
+        if self.store is None:
+            return
+        if self._standing is not None:
+            (env_ret, _), self._standing = self._standing, None
+            await self._store(env_ret, None)
+        while self._inbox:
             came = self._inbox[0]
             env_ret, _ = self._pop()
-            env_ret.info = self._of_interest(env_ret.info)
-            await self.store(env_ret, came.response)
+            await self._store(env_ret, came.response)
 
     # What the session calls.
+
+    @property
+    def decodes_cameras(self) -> bool:
+        """Whether pictures come encoded."""
+        return self._cameras is not None
 
     @property
     def taken_seq(self) -> int:
@@ -208,7 +226,7 @@ class AttachedGroup:
             InvalidRequestError: A step is missing, or is not what the spec says.
         """
         if self._left:
-            await self._ack(closing=True)
+            await self._ack()
             return
         for step in reader.message.steps.steps:
             # The last step before a restart comes again if the client still waits for its answer.
@@ -222,7 +240,10 @@ class AttachedGroup:
                 raise InvalidRequestError(f"expected step {expected[-1]}, got {step.seq}")
             if step.dropped < 0:
                 raise InvalidRequestError(f"step {step.seq}: dropped: {step.dropped} is below 0")
-            env_ret = self._checked(step, reader)
+            env_ret = read_env_ret(step.env_ret, reader)
+            if self._cameras is not None:
+                await self._decode(step.seq, env_ret, self._cameras)
+            self._check(step.seq, env_ret)
             while len(self._inbox) >= _MAX_WAITING and not self._left:
                 await self._wait()
             self._seq = step.seq
@@ -272,8 +293,12 @@ class AttachedGroup:
             self._asked, self._answer = (came if asked else None), None
             if asked or self.store is None:
                 return env_ret, continues
-            env_ret.info = self._of_interest(env_ret.info)
-            await self.store(env_ret, came.response)
+            await self._store(env_ret, came.response)
+
+    async def _store(self, env_ret: EnvRet, response: PolicyResponse | None) -> None:
+        assert self.store is not None
+        env_ret.info = self._of_interest(env_ret.info)
+        await self.store(env_ret, response)
 
     def _pop(self) -> tuple[EnvRet, bool]:
         """Returns the next EnvRet, counted, and whether it is the step after the last one."""
@@ -339,26 +364,31 @@ class AttachedGroup:
             action_source=None,
         )
 
-    def _checked(self, step: pb.AttachStep, reader: Reader[pb.AttachRequest]) -> EnvRet:
-        env_ret = read_env_ret(step.env_ret, reader)
+    async def _decode(self, seq: int, env_ret: EnvRet, cameras: CameraDecoder) -> None:
+        try:
+            await cameras.decode(env_ret)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"step {seq}: {error}") from None
+
+    def _check(self, seq: int, env_ret: EnvRet) -> None:
+        """Checks a step, and puts its numbers in the dtypes of rows."""
         difference = mismatch(self._space, env_ret.observation, rows=self._rows, exact=True)
         if difference is not None or env_ret.rows is not None:
             what = difference or "rows: expected all of the group in every step"
-            raise InvalidRequestError(f"step {step.seq}: {what}")
+            raise InvalidRequestError(f"step {seq}: {what}")
         # One such number from anybody would spoil the update that everybody's rows share.
         if not all_finite(env_ret.observation):
-            raise InvalidRequestError(f"step {step.seq}: observation: NaN or infinite")
+            raise InvalidRequestError(f"step {seq}: observation: NaN or infinite")
         env_ret.env_id = self.env_id
         env_ret.last_reward = self._of_rows(env_ret.last_reward, np.float32, "last_reward")
         if not np.isfinite(env_ret.last_reward).all():
-            raise InvalidRequestError(f"step {step.seq}: last_reward: NaN or infinite as float32")
+            raise InvalidRequestError(f"step {seq}: last_reward: NaN or infinite as float32")
         env_ret.last_terminated = self._of_rows(env_ret.last_terminated, np.bool_, "terminated")
         env_ret.last_truncated = self._of_rows(env_ret.last_truncated, np.bool_, "truncated")
         for name in ("episode_id", "step"):
             value = getattr(env_ret, name)
             if value is not None:
                 setattr(env_ret, name, self._of_rows(value, np.int64, name))
-        return env_ret
 
     def _checked_response(
         self, step: pb.AttachStep, reader: Reader[pb.AttachRequest]
@@ -400,10 +430,10 @@ class AttachedGroup:
             self._ack_due = False
             await self._ack()
 
-    async def _ack(self, *, closing: bool = False) -> None:
+    async def _ack(self) -> None:
         """Says which steps were taken. Lost if the client is away: the welcome says it again."""
         if self.wants_acks:
-            ack = pb.AttachAck(taken_seq=self.taken_seq, closing=closing)
+            ack = pb.AttachAck(taken_seq=self.taken_seq, closing=self._left)
             await self._session.send(pb.AttachResponse(ack=ack))
 
     async def _wait(self) -> None:
@@ -471,13 +501,17 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
         if isinstance(session.state, _Attached):
             if session.state.group.failure is not None:
                 raise session.state.group.failure
-            return pb.AttachResponse(taken_seq=session.state.group.taken_seq)
-        policy = reader.message.hello.policy or DEFAULT_POLICY
+            resumed = session.state.group
+            return pb.AttachResponse(
+                taken_seq=resumed.taken_seq, decodes_cameras=resumed.decodes_cameras
+            )
+        hello = reader.message.hello
+        policy = hello.policy or DEFAULT_POLICY
         try:
             check_policy_name(policy)
         except ConfigError as error:
             raise InvalidRequestError(str(error)) from None
-        group = AttachedGroup(session, self._log, self._count, policy)
+        group = AttachedGroup(session, self._log, self._count, policy, hello.cameras)
         expected = self._expected(policy)
         if expected is not None:
             check_spec(replace(expected, env_id=None, num_envs=None), group.meta)
@@ -488,7 +522,7 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
         self._attach(group)
         session.state = _Attached(group, last_seq)
         self.groups[session.client_id] = group
-        return pb.AttachResponse()
+        return pb.AttachResponse(decodes_cameras=group.decodes_cameras)
 
     async def on_message(self, session: Session, reader: Reader[pb.AttachRequest]) -> None:
         """Takes steps."""

@@ -21,6 +21,7 @@ from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 from rlightning.errors import PolicyError
 from rlightning.learner.columns import observation_of, tensors
+from rlightning.learner.ranks import ALONE, Ranks
 from rlightning.policy.weights import dump_weights, policy_weights
 from rlightning.types import ActionSource, EnvMeta
 from rlightning.utils.config import LearnerConfig, TrainConfig
@@ -68,8 +69,11 @@ class PPO:
 
     Attributes:
         policy: The policy in training.
-        rows: Rows learned from so far.
+        rows: Rows learned from so far, by all ranks.
+        ranks: Learners with which it shares gradients and the scale of advantages and returns.
     """
+
+    ranks: Ranks = ALONE
 
     def __init__(
         self, policy: ActorCritic, config: LearnerConfig, train: TrainConfig, *, seed: int
@@ -116,14 +120,14 @@ class PPO:
                 weights are finite still.
         """
         rollout = self._read(columns)
-        self.rows += rollout.numel()
+        self.rows += rollout.numel() * self.ranks.world_size
         rows, explained_variance = self._prepare(rollout)
         metrics = {
             "losses/learning_rate": self._anneal(),
             "losses/explained_variance": explained_variance,
             "losses/masked_rows": float(rollout.numel() - len(rows)),
         }
-        if len(rows):
+        if self.ranks.total(len(rows)):
             metrics |= self._descend(rows)
         return metrics
 
@@ -186,17 +190,19 @@ class PPO:
         rows["value_target"] = target.reshape(-1, 1)
         if not own.all():
             rows = rows[own.flatten()]
-        if len(rows) < 2:  # no deviation to divide by
+        if self.ranks.total(len(rows)) < 2:  # no deviation to divide by
             return rows[:0], math.nan
         if not rows["advantage"].isfinite().all():
             raise PolicyError(
                 "PPO cannot learn from this rollout: an observation, a reward or a value "
                 "of the critic is not finite"
             )
-        self._value_norm.update(rows["value_target"])
+        self._value_norm.update(self.ranks.concatenate(rows["value_target"]))
         rows["value_target"] = self._value_norm.normalize(rows["value_target"])
-        spread, mean = torch.std_mean(rows["advantage"])
+        spread, mean = torch.std_mean(self.ranks.concatenate(rows["advantage"]))
         rows["advantage"] = (rows["advantage"] - mean) / (spread + 1e-8)
+        if len(rows) < 2:  # the others have some
+            return rows, math.nan
         unexplained, variance = float((target - value)[own].var()), float(target[own].var())
         return rows, 1.0 - unexplained / variance if variance > 0.0 else math.nan
 
@@ -222,27 +228,32 @@ class PPO:
 
     def _descend(self, rows: TensorDictBase) -> dict[str, float]:
         """Takes the gradient steps of one update and returns the means of what they report."""
-        # Equal parts: a small remainder would take a whole step on few rows.
-        parts = max(1, round(len(rows) / self._train.batch_size))
+        # Equal parts: a small remainder would take a whole step on few rows. As many on every rank.
+        share = self.ranks.total(len(rows)) / self.ranks.world_size
+        parts = max(1, round(share / self._train.batch_size))
         sums: dict[str, Tensor] = {}
         for _ in range(self._config.epochs):
             order = torch.randperm(len(rows), generator=self._generator)
-            for minibatch in rows[order.to(self._device)].chunk(parts):
-                for name, value in self._step(minibatch).items():
+            for part in order.to(self._device).tensor_split(parts):
+                for name, value in self._step(rows[part]).items():
                     sums[name] = sums[name] + value if name in sums else value
         steps = parts * self._config.epochs
         return {f"losses/{name}": float(total) / steps for name, total in sums.items()}
 
     def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
-        """Takes one gradient step."""
-        terms = self._loss(minibatch)
-        loss = terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]
+        """Takes one gradient step; without rows here, by the gradients of other ranks."""
         self._optimizer.zero_grad()
-        loss.backward()
+        if len(minibatch):
+            terms = self._loss(minibatch)
+            loss = terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]
+            loss.backward()
+        self.ranks.average(self._parameters, len(minibatch))
         grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
         if not grad_norm.isfinite():
             raise PolicyError("PPO diverged: a gradient is not finite; a lower train.lr may help")
         self._optimizer.step()
+        if not len(minibatch):
+            return {}
         return {
             "policy": terms["loss_objective"].detach(),
             "value": terms["loss_critic"].detach(),

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from rlightning.errors import ConfigError, PolicyError
 from rlightning.policy.weight_store import write_atomically
-from rlightning.policy.weights import dump_weights, policy_weights
+from rlightning.policy.weights import (
+    dump_weights,
+    load_weights,
+    parse_weights,
+    policy_weights,
+)
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
 from rlightning.utils.config import Config, PolicyConfig, TrainConfig
 
@@ -39,6 +44,9 @@ class PolicyInput(EnvRet):
 
     mode: Mode = field(default=Mode.EXPLORE, kw_only=True)
     """Whether to draw from the distribution (explore) or to take the best action (exploit)."""
+    state: Any = field(default=None, kw_only=True)
+    """What the policy remembers of the rows: the nest of `initial_state` with leaves [B, ...]; None
+    for a policy that keeps no state."""
     groups: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
     """Env id and number of rows of each group, in the order of the rows."""
 
@@ -78,6 +86,8 @@ class BasePolicy(ABC):
         self.role = PolicyRole(role_type)
         self.device = _choose_device(config.device)
         self.env_meta: EnvMeta | None = None
+        # State dicts of optimizers, and what of them `reload` moves back.
+        self._offloaded: list[tuple[dict[str, Any], str]] = []
 
     # What a user writes.
 
@@ -93,18 +103,42 @@ class BasePolicy(ABC):
         """Acts on a batch, under `torch.inference_mode`.
 
         Args:
-            env_ret: A `PolicyInput`: leaves [B, ...] on `self.device`, `mode`, `env_ids`.
+            env_ret: A `PolicyInput`: leaves [B, ...] on `self.device`, `mode`, `env_ids`, `state`.
 
         Returns:
             A response whose every leaf is a tensor or array [B, ...]: `action` and whatever else is
-            to be stored with the transition. It is split and sent to whom each row belongs.
+            to be stored with the transition. It is split and sent to whom each row belongs. A
+            policy that keeps state adds `next_state`, what it remembers from here on: a nest like
+            `env_ret.state`. That is kept for the next step of each row, and not sent.
         """
+
+    def initial_state(self, num_rows: int) -> Any:
+        """Returns what the policy remembers at the beginning of an episode.
+
+        None, unless overridden: the policy keeps no state. One that is recurrent, or looks at the
+        last observations, returns a tensor, or a dict or tuple of such, with the leading
+        dimension `num_rows`, the same for every row. `rollout_step` gets it as `env_ret.state`,
+        of each row its own, whatever shares the batch, and returns `next_state`. A row begins with
+        it again when its episode has ended, or when what came before is lost. A swap of weights
+        does not change what is remembered.
+
+        Args:
+            num_rows: The leading dimension.
+        """
+        return None
 
     def postprocess(
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
     ) -> PolicyResponse | None:
         """Returns the response as it is to be stored; unchanged unless overridden."""
         return policy_resp
+
+    def seed(self, seed: int) -> None:
+        """Begins the random numbers of drawn actions anew; called in lockstep only.
+
+        Here those of torch are meant; override it where `rollout_step` draws from others.
+        """
+        torch.manual_seed(seed)
 
     def setup_optimizer(self, optim_cfg: Config) -> None:  # noqa: B027 - optional
         """Makes the optimizers; called by `init_train` once the network exists."""
@@ -177,16 +211,66 @@ class BasePolicy(ABC):
             optim_cfg = Config(**{"lr": train_config.lr, **optim_cfg.to_dict()})
         self.setup_optimizer(optim_cfg)
 
+    def reset_training_state(
+        self,
+        train_config: TrainConfig | None = None,
+        env_meta: EnvMeta | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Makes network and optimizer anew, as `init_train` did: what a warm-up trained is gone.
+
+        Args:
+            train_config: As for `init_train`.
+            env_meta: Spaces of the envs; those of before if None.
+            seed: Replaces `policy.seed`, and seeds torch while the network is made; None: neither.
+        """
+        meta = self.env_meta if env_meta is None else env_meta
+        if seed is None:
+            self.init_train(train_config, meta)
+            return
+        self.config = self.config.model_copy(update={"seed": seed})
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.init_train(train_config, meta)
+
     def save_checkpoint(self, path: str | Path) -> None:
         """Writes the weights as a safetensors file, atomically."""
         write_atomically(Path(path), dump_weights(policy_weights(self)))
 
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Takes over the weights that `save_checkpoint` wrote.
+
+        Raises:
+            InvalidRequestError: The file holds something else, or they do not fit the network; the
+                weights are what they were.
+        """
+        load_weights(self, parse_weights(Path(path).read_bytes()))
+
     def get_param_fingerprint(self) -> dict[str, float]:
         """Returns the L2 norm of each published tensor, by name."""
-        return {
-            name: float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
-            for name, tensor in policy_weights(self).items()
-        }
+        return fingerprint(policy_weights(self))
+
+    def offload(self) -> None:
+        """Moves networks and the state of optimizers to the CPU, and so frees the device."""
+        for module in self._modules():
+            module.to("cpu")
+        for value in vars(self).values():
+            if not isinstance(value, torch.optim.Optimizer):
+                continue
+            for state in value.state.values():
+                for name, tensor in state.items():
+                    # Some of it is on the CPU by itself, and must stay there.
+                    if isinstance(tensor, Tensor) and not tensor.is_cpu:
+                        state[name] = tensor.cpu()
+                        self._offloaded.append((state, name))
+
+    def reload(self) -> None:
+        """Moves back what `offload` moved."""
+        for module in self._modules():
+            module.to(self.device)
+        for state, name in self._offloaded:
+            state[name] = state[name].to(self.device)
+        self._offloaded.clear()
 
     def _modules(self) -> list[nn.Module]:
         return [value for value in vars(self).values() if isinstance(value, nn.Module)]
@@ -198,6 +282,14 @@ class BasePolicy(ABC):
         for module in self._modules():
             module.to(self.device)
         self.env_meta = env_meta
+
+
+def fingerprint(weights: Mapping[str, Tensor]) -> dict[str, float]:
+    """Returns the L2 norm of each tensor, by name."""
+    return {
+        name: float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
+        for name, tensor in weights.items()
+    }
 
 
 def _choose_device(name: str) -> torch.device:

@@ -28,6 +28,7 @@ from rlightning.policy.builder import build_policy
 from rlightning.policy.inference import Inference, Part
 from rlightning.policy.layout import InputLayout
 from rlightning.policy.pending import Pending
+from rlightning.policy.state import GroupState, StateBudget, StateLayout, StateUse
 from rlightning.policy.weight_store import Weights, WeightStore, read_weights
 from rlightning.policy.weights import (
     check_numbers,
@@ -61,6 +62,8 @@ class PolicyHost:
 
     Args:
         config: Section `policy`.
+        lockstep: Whether to begin the policy's random numbers anew with each publish, from seeds
+            that follow from the weights and `policy.seed`.
 
     Attributes:
         batcher: Runs the inferences; its `stats` are those of this host.
@@ -70,8 +73,9 @@ class PolicyHost:
         ConfigError: The policy class cannot be loaded, or the state directory cannot be made.
     """
 
-    def __init__(self, config: PolicyConfig) -> None:
+    def __init__(self, config: PolicyConfig, *, lockstep: bool = False) -> None:
         self._config = config
+        self._lockstep = lockstep
         self._policy = build_policy(config, PolicyRole.EVAL)
         self._store = WeightStore(config.state_dir) if config.state_dir is not None else None
         # A CUDA device works while the host waits for it: the event loop must not be who waits.
@@ -89,6 +93,7 @@ class PolicyHost:
         self._changed = asyncio.Event()
         # Making the network and installing weights exclude each other.
         self._lock = asyncio.Lock()
+        self._budget = StateBudget(config.max_session_state_bytes, config.max_state_bytes)
         self._installing: set[asyncio.Task[None]] = set()
 
     @property
@@ -106,6 +111,21 @@ class PolicyHost:
         if self._weights is None:
             raise NotFoundError("no weights were published yet")
         return self._weights
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the recurrent state that is kept, or has a place reserved."""
+        return self._budget.held_bytes
+
+    @property
+    def carried(self) -> bool:
+        """Whether clients carry the recurrent state, if there is any."""
+        return self._config.state == "carried"
+
+    @property
+    def states(self) -> StateLayout | None:
+        """The policy's recurrent state; None if it keeps none, or before the first group opened."""
+        return None if self._runner is None else self._runner.states
 
     async def start(self) -> None:
         """Starts the inference thread and loads the newest weights of the state directory.
@@ -179,11 +199,29 @@ class PolicyHost:
         """Tells that a group will not ask any more."""
         self.batcher.close_group()
 
+    def keep_state(self, rows: int | None) -> GroupState | None:
+        """Returns fresh recurrent state for an open group of so many rows (None: one).
+
+        `drop_state` lets go of it. None if the policy keeps none.
+
+        Raises:
+            ResourceExhaustedError: `policy.max_session_state_bytes` or `policy.max_state_bytes` do
+                not allow so many rows.
+        """
+        states = self.states
+        return None if states is None else self._budget.open(max(1, rows or 1), states.row_bytes)
+
+    def drop_state(self, state: GroupState) -> None:
+        """Lets go of the state of a group, once."""
+        self._budget.close(state)
+
     def enqueue(
         self,
         env_ret: EnvRet,
         mode: Mode,
         *,
+        state: GroupState | None = None,
+        reset_state: bool = False,
         received_ns: int = 0,
         timeout_us: int = 0,
         nbytes: int = 0,
@@ -193,13 +231,16 @@ class PolicyHost:
         Args:
             env_ret: Arrays with a leading dimension of rows, or one row without.
             mode: Explore or exploit.
+            state: The group's recurrent state; no other request that is queued may use it. Without
+                one, a policy that keeps state answers as at the beginning of an episode.
+            reset_state: Begin with a fresh one, though no episode ended.
             received_ns: Monotonic time of its arrival; 0: now.
             timeout_us: How long somebody waits for the answer; 0: for ever.
             nbytes: Size of the message that it was read from.
 
         Raises:
-            InvalidRequestError: The observation is not in the declared space; the message names the
-                key.
+            InvalidRequestError: The observation is not in the declared space, or state is kept for
+                other rows; the message names the key.
             BatcherOverloadedError: The queue has no room.
         """
         runner = self._runner
@@ -207,6 +248,9 @@ class PolicyHost:
             raise PolicyError("no group is open")
         values, rows = runner.layout.flatten(env_ret)
         part = Part(env_ret.env_id, values, rows)
+        if runner.states is not None:
+            state = GroupState(None, carried=True) if state is None else state
+            part.state = StateUse.of(state, env_ret, rows or 1, fresh=reset_state)
         return self.batcher.enqueue(
             runner, part, mode, received_ns=received_ns, timeout_us=timeout_us, nbytes=nbytes
         )
@@ -260,6 +304,8 @@ class PolicyHost:
             **{name: getattr(stats, name) for name in (*counters, "overloaded")},
             "queue_rows": self.batcher.queued_rows,
             "groups": self.batcher.groups,
+            "state_groups": self._budget.groups,
+            "state_bytes": self._budget.held_bytes,
             "policy_version": self.version,
             "weights_sha256": "" if self._weights is None else self._weights.sha256.hex(),
             "latency": stats.latency.summary(),
@@ -294,10 +340,20 @@ class PolicyHost:
                 failpoint("weights.kept")
             self.batcher.stats.first_uses.received(weights.version, received_ns)
             if runner is not None:
-                await self.batcher.run(lambda: runner.load(tensors, weights.version))
+                await self.batcher.run(lambda: self._load(runner, tensors, weights))
             self._weights = weights
             self._changed.set()
             self._changed = asyncio.Event()
+
+    def _load(self, runner: _Runner, tensors: dict[str, Tensor], weights: Weights) -> None:
+        runner.load(tensors, weights.version)
+        self._reseed(weights)
+
+    def _reseed(self, weights: Weights | None) -> None:
+        if self._lockstep and weights is not None:
+            digest = int.from_bytes(weights.sha256[:8], "little")
+            drawn = np.random.SeedSequence([self._config.seed or 0, digest]).generate_state(1)
+            self._policy.seed(int(drawn[0]))
 
     def _stage(self, weights: Weights, runner: _Runner | None) -> dict[str, Tensor]:
         tensors = parse_weights(weights.data)
@@ -317,6 +373,7 @@ class PolicyHost:
         def make() -> None:
             try:
                 self._policy.init_eval(env_meta=meta)
+                runner.prepare()
             except RLightningError:
                 raise
             except Exception as error:
@@ -326,7 +383,7 @@ class PolicyHost:
                     f"{name}.init_eval failed: {type(error).__name__}: {error}"
                 ) from error
             if weights is not None:
-                runner.load(parse_weights(weights.data), weights.version)
+                self._load(runner, parse_weights(weights.data), weights)
 
         try:
             await self.batcher.run(make)
@@ -337,6 +394,7 @@ class PolicyHost:
             rows = min(meta.num_envs or 1, self._config.max_batch_rows)
             rows = min(rows, max(1, _WARM_UP_BYTES // layout.row_bytes))
             await self.batcher.run(lambda: runner.warm_up(rows))
+            await self.batcher.run(lambda: self._reseed(weights))
         return runner
 
 
@@ -345,9 +403,15 @@ class _Runner:
 
     def __init__(self, policy: BasePolicy, layout: InputLayout) -> None:
         self.layout = layout
+        self.states: StateLayout | None = None
         self._policy = policy
         self._inference = Inference(policy, layout)
         self._version = 0
+
+    def prepare(self) -> None:
+        """Learns of the policy's state, once its network exists."""
+        self.states = StateLayout.of(self._policy)
+        self._inference = Inference(self._policy, self.layout, self.states)
 
     def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
         responses = self._inference.run(parts, mode)
@@ -358,11 +422,16 @@ class _Runner:
     def load(self, weights: dict[str, Tensor], version: int) -> None:
         load_weights(self._policy, weights)
         self._version = version
+        if self.states is not None:
+            self.states.refresh()
 
     def warm_up(self, rows: int) -> None:
         values = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in self.layout.leaves]
         try:
             for _ in range(_WARM_UP_BATCHES):
-                self._inference.run([Part("warm-up", values, rows)], Mode.EXPLORE)
+                part = Part("warm-up", values, rows)
+                if self.states is not None:
+                    part.state = StateUse(GroupState(rows), np.arange(rows), None, fresh=True)
+                self._inference.run([part], Mode.EXPLORE)
         except PolicyError as error:
             _LOG.warning("warming up with zeros failed: %s", error)

@@ -15,6 +15,7 @@ class PolicyHosts:
 
     Args:
         config: Section `policy`.
+        lockstep: As of `PolicyHost`.
 
     Attributes:
         by_name: The hosts; `default` comes first.
@@ -23,9 +24,9 @@ class PolicyHosts:
         ConfigError: As `PolicyHost`; or what a policy begins with cannot be read.
     """
 
-    def __init__(self, config: PolicyConfig) -> None:
+    def __init__(self, config: PolicyConfig, *, lockstep: bool = False) -> None:
         self.by_name: Mapping[str, PolicyHost] = {
-            name: PolicyHost(one) for name, one in config.by_name().items()
+            name: PolicyHost(one, lockstep=lockstep) for name, one in config.by_name().items()
         }
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from rlightning.errors import PolicyError
 from rlightning.policy.base_policy import BasePolicy, PolicyInput
 from rlightning.policy.layout import InputLayout
 from rlightning.policy.staging import Staging
+from rlightning.policy.state import StateLayout, StateUse
 from rlightning.types import Mode, MultiAgentPolicyResponse, PolicyResponse
 from rlightning.utils.conversions import array_of
 
@@ -29,11 +31,13 @@ class Part:
         env_id: Of the group.
         values: What `InputLayout.flatten` returned for it.
         rows: None for one row without a leading dimension; its answer has none either.
+        state: Which state it reads and writes; None for a policy that keeps none.
     """
 
     env_id: str
     values: list[Any]
     rows: int | None
+    state: StateUse | None = None
 
 
 class Inference:
@@ -42,11 +46,16 @@ class Inference:
     Args:
         policy: Its network exists.
         layout: The arrays it gets.
+        states: Its state; None if it keeps none. Each part then says which, another in each part.
     """
 
-    def __init__(self, policy: BasePolicy, layout: InputLayout) -> None:
+    def __init__(
+        self, policy: BasePolicy, layout: InputLayout, states: StateLayout | None = None
+    ) -> None:
         self._policy = policy
         self._layout = layout
+        self._states = states
+        self._stores = policy.config.store_state
         self._staging = Staging(layout.leaves, policy.device)
 
     def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
@@ -54,7 +63,7 @@ class Inference:
 
         Raises:
             PolicyError: The policy raised, or returned something else than leaves [B, ...]; the
-                message names the env ids.
+                message names the env ids. Its state is what it was before.
         """
         sizes = [part.rows or 1 for part in parts]
         rows = sum(sizes)
@@ -71,8 +80,12 @@ class Inference:
         )
         try:
             with torch.inference_mode():
-                response = self._policy.rollout_step(batch)
-            outputs = _outputs(response, rows)
+                if self._states is None:
+                    response = self._policy.rollout_step(batch)
+                    outputs = _outputs(response, rows)
+                else:
+                    uses = [part.state for part in parts if part.state is not None]
+                    response, outputs = self._remember(self._states, uses, batch, rows)
         except Exception as error:  # the user's code: whatever it raises answers this batch
             who = ", ".join(repr(part.env_id) for part in parts)
             kind = "" if isinstance(error, PolicyError) else f"{type(error).__name__}: "
@@ -90,14 +103,46 @@ class Inference:
             start += size
         return answers
 
+    def _remember(
+        self, states: StateLayout, uses: Sequence[StateUse], batch: PolicyInput, rows: int
+    ) -> tuple[Any, dict[str, Any]]:
+        """Runs the policy with the state of its rows, and keeps what becomes of it."""
+        before = states.gather(uses, _ended(batch.last_terminated, batch.last_truncated))
+        batch.state = states.nest(before)
+        # Copied before the policy may write to it.
+        stored = _output(batch.state, "state", rows) if self._stores else None
+        response = self._policy.rollout_step(batch)
+        data = _data(response)
+        if "next_state" not in data:
+            raise PolicyError("the response has no 'next_state', though initial_state returns one")
+        after = states.flatten(data.pop("next_state"), rows, "next_state")
+        outputs = _arrays(data, rows)
+        if stored is not None:
+            if "state" in outputs:
+                raise PolicyError("policy.store_state adds 'state': choose another name for yours")
+            outputs["state"] = stored
+        states.scatter(uses, after)
+        return response, outputs
+
 
 def _outputs(response: Any, rows: int) -> dict[str, Any]:
     """Returns the policy's outputs as arrays [rows, ...] that share memory with nothing."""
-    if not isinstance(response, PolicyResponse):
-        raise PolicyError(f"expected a PolicyResponse, got {type(response).__name__}")
-    outputs = {name: _output(value, name, rows) for name, value in response.to_dict().items()}
+    return _arrays(_data(response), rows)
+
+
+def _arrays(data: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    outputs = {name: _output(value, name, rows) for name, value in data.items()}
     _check_numbers(outputs.get("action"), "action")
     return outputs
+
+
+def _data(response: Any) -> dict[str, Any]:
+    if inspect.iscoroutine(response):
+        response.close()
+        raise PolicyError("rollout_step is a coroutine; write it as a function, which may block")
+    if not isinstance(response, PolicyResponse):
+        raise PolicyError(f"expected a PolicyResponse, got {type(response).__name__}")
+    return response.to_dict()
 
 
 def _check_numbers(value: Any, name: str) -> None:
@@ -115,6 +160,15 @@ def _check_numbers(value: Any, name: str) -> None:
     elif isinstance(value, np.ndarray) and value.dtype.kind in "fc" and np.isnan(value).any():
         row = int(np.argwhere(np.isnan(value))[0][0])
         raise PolicyError(f"'{name}' is NaN, in row {row} of the batch for one")
+
+
+def _ended(terminated: Any, truncated: Any) -> Tensor:
+    """Returns which rows have ended an episode, bool [B]: each of their agents has."""
+    if isinstance(terminated, Mapping):
+        ended = [terminated[agent] | truncated[agent] for agent in terminated]
+        return torch.stack(ended).all(dim=0)
+    either: Tensor = terminated | truncated
+    return either
 
 
 def _output(value: Any, name: str, rows: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlightning.policy.host import PolicyHost
+from rlightning.policy.state import GroupState
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 
 
@@ -18,10 +19,12 @@ class LocalPolicy:
         self._host = host
         self._meta = meta
         self._seq = 0
+        self._state: GroupState | None = None
 
     async def start(self) -> None:
-        """Opens the group; see `PolicyHost.open_group`."""
+        """Opens the group; see `PolicyHost.open_group` and `PolicyHost.keep_state`."""
         await self._host.open_group(self._meta)
+        self._state = self._host.keep_state(self._meta.num_envs)
 
     async def act(
         self,
@@ -43,7 +46,8 @@ class LocalPolicy:
             InvalidRequestError: The observation is not in the declared space.
             PolicyError: The policy raised, or broke its contract.
         """
-        response, _ = await self._host.enqueue(env_ret, mode).wait()
+        pending = self._host.enqueue(env_ret, mode, state=self._state, reset_state=reset_state)
+        response, _ = await pending.wait()
         self._seq += 1
         response.seq = self._seq
         response.mark_policy_sent()
@@ -52,3 +56,6 @@ class LocalPolicy:
     async def close(self) -> None:
         """Closes the group."""
         self._host.close_group()
+        if self._state is not None:
+            self._host.drop_state(self._state)
+            self._state = None

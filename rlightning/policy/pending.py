@@ -86,6 +86,11 @@ class Pending:
         """Whether there is an answer."""
         return self._response is not None or self._error is not None
 
+    @property
+    def failed(self) -> bool:
+        """Whether the answer is an error: nothing was inferred, or it does not count."""
+        return self._error is not None
+
     async def wait(self) -> tuple[PolicyResponse, StageTimes]:
         """Waits for the answer; any number of tasks may, and may be cancelled.
 

@@ -22,6 +22,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
+from rlightning.policy.carried import CarriedState
 from rlightning.policy.replicas import Endpoint, Replicas
 from rlightning.policy.transfer import (
     SERVICE,
@@ -41,6 +42,8 @@ from rlightning.wire import (
     Reader,
     Writer,
     fill_env_ret,
+    fill_value,
+    read_env_meta,
     read_policy_response,
     read_value,
 )
@@ -62,6 +65,7 @@ class PolicyDescription:
         sessions: Sessions now open.
         serving: Whether it answers sessions.
         stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
+        spec: The spaces that it acts in; None before a group has asked.
     """
 
     library_version: str
@@ -69,6 +73,7 @@ class PolicyDescription:
     sessions: int
     serving: bool
     stats: Mapping[str, Any]
+    spec: EnvMeta | None = None
 
     def version_of(self, policy: str) -> int:
         """Returns the version of a policy's weights; 0 before the first publish, or without one."""
@@ -147,6 +152,9 @@ class PolicyClient:
         self._alarm: asyncio.TimerHandle | None = None
         self._seq = 0
         self._version = 0
+        self._recurrent = False
+        self._carried: CarriedState | None = None
+        self._unanswered: EnvRet | None = None
 
     @property
     def address(self) -> str:
@@ -223,7 +231,8 @@ class PolicyClient:
     ) -> PolicyResponse:
         """Returns the policy's answer for one group; one call at a time.
 
-        Observation, reward and flags are sent; what else `env_ret` holds is for the buffer.
+        Observation, reward and flags are sent; what else `env_ret` holds is for the buffer. After a
+        DeadlineExceededError the same `env_ret` is asked about again, and so answered once.
 
         Args:
             env_ret: Rows of the group; its arrays must not change before the answer.
@@ -240,6 +249,8 @@ class PolicyClient:
                 key.
             ResourceExhaustedError: The message passes a cap, or too much waits for inference.
             DeadlineExceededError: No answer in time.
+            PreconditionError: The server does not hold the recurrent state of these rows any more
+                (reason STATE_LOST): ask again with `reset_state`.
             RemoteError: The policy raised (its message is here), or the session ended for good.
         """
         session = self._session
@@ -247,13 +258,17 @@ class PolicyClient:
             raise PolicyError("act needs a session: await start() first")
         if self._ask is not None:
             raise PolicyError("act was called while another call waits for its answer")
-        self._seq += 1
+        if env_ret is not self._unanswered or reset_state:
+            self._seq += 1
+        self._unanswered = env_ret
+        if reset_state and self._carried is not None:
+            self._carried.reset()
         answer: asyncio.Future[PolicyResponse] = asyncio.get_running_loop().create_future()
         begun_ns = time.monotonic_ns()
         deadline_ns = begun_ns + int(self._act_timeout_s * 1e9)
         ask = _Ask(
             self._seq,
-            _for_policy(env_ret),
+            _for_policy(env_ret, recurrent=self._recurrent),
             mode,
             purpose,
             reset_state,
@@ -267,6 +282,12 @@ class PolicyClient:
         try:
             await session.send(self._encode(session, ask))
             response = await answer
+            self._unanswered = None
+        except DeadlineExceededError:
+            raise
+        except BaseException:
+            self._unanswered = None
+            raise
         finally:
             self._ask = None
         if self.stats.enabled:
@@ -387,6 +408,7 @@ class PolicyClient:
             response.sessions,
             response.serving,
             read_value(reader.message.stats, reader),
+            read_env_meta(reader.message.spec, reader) if response.HasField("spec") else None,
         )
 
     async def _route(self) -> Channel:
@@ -407,6 +429,13 @@ class PolicyClient:
 
     async def _on_welcome(self, reader: Reader[pb.ActResponse]) -> None:
         self._seat.arrived()
+        welcome = reader.message.welcome
+        self._recurrent = welcome.recurrent
+        if not welcome.HasField("initial_state"):
+            self._carried = None
+        elif self._carried is None and self._spec is not None:
+            initial = read_value(welcome.initial_state, reader)
+            self._carried = CarriedState(initial, max(1, self._spec.num_envs or 1))
         session, ask = self._session, self._ask
         if session is not None and ask is not None:
             await session.send_now(self._encode(session, ask))
@@ -423,6 +452,8 @@ class PolicyClient:
         step.reset_state = ask.reset_state
         writer = Writer()
         fill_env_ret(step.env_ret, ask.env_ret, writer)
+        if self._carried is not None and not ask.reset_state:
+            fill_value(step.state, self._carried.of(ask.env_ret), writer)
         data = writer.finish(request)
         ask.encoded_ns = time.monotonic_ns()
         session.encoded = ask.sent_ns, ask.encoded_ns
@@ -440,6 +471,8 @@ class PolicyClient:
             return
         try:
             response = read_policy_response(answer.response, reader)
+            if self._carried is not None and answer.HasField("state"):
+                self._carried.keep(ask.env_ret, read_value(answer.state, reader))
         except CodecError as error:
             ask.answer.set_exception(RemoteError(f"bad answer: {error}", peer=self.address))
             return
@@ -519,7 +552,7 @@ class _Ask:
     heard_ns: int = 0
 
 
-def _for_policy(env_ret: EnvRet) -> EnvRet:
+def _for_policy(env_ret: EnvRet, *, recurrent: bool) -> EnvRet:
     """Returns what a policy gets of an EnvRet; the rest need not cross the network for it."""
     return type(env_ret)(
         env_ret.env_id,
@@ -528,5 +561,6 @@ def _for_policy(env_ret: EnvRet) -> EnvRet:
         env_ret.last_terminated,
         env_ret.last_truncated,
         ts_env_sent_ns=env_ret.ts_env_sent_ns,
+        episode_id=env_ret.episode_id if recurrent else None,
         rows=env_ret.rows,
     )

@@ -31,6 +31,8 @@ from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig
 logger = logging.getLogger(__name__)
 
 ADMIN = "admin"
+ANY = "any"
+"""What a method wants that every valid token may call; no scope of a token."""
 Scope = Literal["env", "actor", "learner", "admin"]
 _HEALTH = "/grpc.health.v1.Health/"
 
@@ -144,7 +146,7 @@ class TokenInterceptor(ServerInterceptor):
     Args:
         tokens: Who may call.
         scopes: By full method name, the scope that a token needs, or several of which it needs one,
-            between blanks; other methods need `admin`.
+            between blanks, or `ANY`; others need `admin`.
     """
 
     def __init__(self, tokens: TokenTable, scopes: Mapping[str, str]) -> None:
@@ -174,7 +176,7 @@ class TokenInterceptor(ServerInterceptor):
                     raise UnauthenticatedError("authorization must be `Bearer TOKEN`")
                 scopes = self._tokens.scopes_of(token.strip())
                 needed = self._scopes.get(method, ADMIN).split()
-                if scopes.isdisjoint((*needed, ADMIN)):
+                if ANY not in needed and scopes.isdisjoint((*needed, ADMIN)):
                     one_of = " or ".join(needed)
                     raise PermissionDeniedError(f"this call needs a token with scope {one_of}")
                 return

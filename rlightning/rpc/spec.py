@@ -14,6 +14,7 @@ from rlightning.errors import InvalidRequestError, PreconditionError
 from rlightning.types import EnvMeta
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import space_pb2, tensor_pb2
+from rlightning.wire import encode_env_meta
 
 _ITEM_BYTES = {
     tensor_pb2.DTYPE_INT16: 2,
@@ -58,6 +59,17 @@ def session_cap(spec: space_pb2.EnvMeta, rpc: RpcConfig) -> int:
         return rpc.max_message_bytes
     rows = max(1, spec.num_envs)
     return min(rows * (2 * observations + actions) + rpc.info_budget_bytes, rpc.max_message_bytes)
+
+
+def needed_bytes(meta: EnvMeta, rpc: RpcConfig) -> int:
+    """Returns the largest message in bytes that an env needs, whatever the transport lets through.
+
+    Raises:
+        InvalidRequestError: As `session_cap`.
+    """
+    spec = space_pb2.EnvMeta.FromString(encode_env_meta(meta))
+    boundless = rpc.model_copy(update={"max_message_bytes": 2**62})
+    return session_cap(spec, boundless)
 
 
 def space_bytes(space: space_pb2.Space, path: str = "space") -> int:

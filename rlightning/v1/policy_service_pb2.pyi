@@ -1,6 +1,7 @@
 from rlightning.v1 import env_ret_pb2 as _env_ret_pb2
 from rlightning.v1 import policy_response_pb2 as _policy_response_pb2
 from rlightning.v1 import session_pb2 as _session_pb2
+from rlightning.v1 import space_pb2 as _space_pb2
 from rlightning.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -85,12 +86,16 @@ class ActResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[ActWelcome, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., answer: _Optional[_Union[ActAnswer, _Mapping]] = ..., drain: _Optional[_Union[_session_pb2.Drain, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class ActWelcome(_message.Message):
-    __slots__ = ("session", "policy_version")
+    __slots__ = ("session", "policy_version", "recurrent", "initial_state")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RECURRENT_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_STATE_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Welcome
     policy_version: int
-    def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., policy_version: _Optional[int] = ...) -> None: ...
+    recurrent: bool
+    initial_state: _tensor_pb2.Value
+    def __init__(self, session: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., policy_version: _Optional[int] = ..., recurrent: _Optional[bool] = ..., initial_state: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ...) -> None: ...
 
 class ActAnswer(_message.Message):
     __slots__ = ("seq", "response", "error", "stages", "state")
@@ -175,17 +180,19 @@ class PolicyServiceDescribeRequest(_message.Message):
     def __init__(self, timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class PolicyServiceDescribeResponse(_message.Message):
-    __slots__ = ("library_version", "policy_version", "sessions", "stats", "timing", "serving")
+    __slots__ = ("library_version", "policy_version", "sessions", "stats", "timing", "spec", "serving")
     LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
     library_version: str
     policy_version: int
     sessions: int
     stats: _tensor_pb2.Value
     timing: _session_pb2.Timing
+    spec: _space_pb2.EnvMeta
     serving: bool
-    def __init__(self, library_version: _Optional[str] = ..., policy_version: _Optional[int] = ..., sessions: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., serving: _Optional[bool] = ...) -> None: ...
+    def __init__(self, library_version: _Optional[str] = ..., policy_version: _Optional[int] = ..., sessions: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ..., serving: _Optional[bool] = ...) -> None: ...

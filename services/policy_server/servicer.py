@@ -8,7 +8,9 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +38,15 @@ from rlightning.types import Mode
 from rlightning.utils.config import DEFAULT_POLICY, MainConfig, RpcConfig
 from rlightning.utils.failpoints import failpoint
 from rlightning.v1 import policy_service_pb2 as pb
+from rlightning.v1 import space_pb2
 from rlightning.wire import (
     Reader,
     Writer,
+    fill_env_meta,
     fill_policy_response,
     fill_value,
     read_env_ret,
+    read_value,
     split_batch,
 )
 
@@ -51,6 +56,7 @@ from .peers import catch_up
 if TYPE_CHECKING:
     from rlightning.policy.host import PolicyHost
     from rlightning.policy.hosts import PolicyHosts
+    from rlightning.policy.state import GroupState
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,6 +86,7 @@ class PolicyService:
 
     def __init__(self, config: MainConfig) -> None:
         self._config = config.policy
+        self._lockstep = config.train.lockstep
         self._measures = config.log.latency
         self._rpc = config.services.policy.rpc
         self._replicas = config.services.policy
@@ -113,7 +120,8 @@ class PolicyService:
         # In a thread, since the import takes a second or more and health must answer meanwhile.
         await asyncio.to_thread(preload_torch)
         module: Any = await asyncio.to_thread(import_module, "rlightning.policy.hosts")
-        hosts: PolicyHosts = await asyncio.to_thread(module.PolicyHosts, self._config)
+        make = partial(module.PolicyHosts, self._config, lockstep=self._lockstep)
+        hosts: PolicyHosts = await asyncio.to_thread(make)
         if not self._measures:
             for host in hosts.by_name.values():
                 host.batcher.stats.latency = LatencyStats(enabled=False)
@@ -263,6 +271,8 @@ class PolicyService:
         if described:
             stats["policies"] = described
         fill_value(response.stats, stats, writer)
+        if hosts.default.meta is not None:
+            fill_env_meta(response.spec, hosts.default.meta, writer)
         stamp(response, arrival)
         return writer.finish(response)
 
@@ -280,17 +290,31 @@ class _Upload:
 
 @dataclass
 class _Group:
-    """What the server keeps of one session: the last request, and so its answer."""
+    """What the server keeps of one session: the last request, so its answer, and recurrent state.
+
+    Attributes:
+        seq: Number of the last request that was inferred.
+        pending: That request.
+        carried: State that came with it, and then that for its answer.
+        state: State that is kept from step to step.
+        begun: Whether `state` has followed the session from its beginning or a reset.
+    """
 
     host: PolicyHost
     seq: int = 0
     pending: Pending | None = None
+    carried: GroupState | None = None
+    state: GroupState | None = None
+    begun: bool = False
     open: bool = False
     answering: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
     """Serves the sessions of `Act`.
+
+    Args:
+        rpc: Limits and times.
 
     Attributes:
         hosts: Set once the service has them; sessions open only after that.
@@ -319,11 +343,23 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         await host.open_group(
             session.spec, min_version=hello.min_policy_version, timeout_s=self._wait_s
         )
-        if kept is None:
-            session.state = _Group(host)
-        session.state.open = True
+        group = _Group(host) if kept is None else kept
+        try:
+            _keep_state(group, max(1, session.spec.num_envs or 1))
+        except RLightningError:
+            host.close_group()
+            raise
+        session.state = group
+        group.open = True
         response = pb.ActResponse()
         response.welcome.policy_version = host.version
+        if host.states is not None:
+            response.welcome.recurrent = True
+            if host.carried:
+                writer = Writer()
+                fill_value(response.welcome.initial_state, host.states.initial, writer)
+                # Another writer will finish the welcome: this one must leave nothing out of it.
+                response = pb.ActResponse.FromString(writer.finish(response))
         return response
 
     async def on_close(self, session: Session, *, resumable: bool) -> None:
@@ -332,6 +368,18 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         if group.open:
             group.open = False
             group.host.close_group()
+        if not resumable and group.state is not None:
+            group.host.drop_state(group.state)
+            group.state = None
+
+    def message_cap(self, spec: space_pb2.EnvMeta, rpc: RpcConfig) -> int:
+        """Returns the cap of any session, and room for the state that a client carries."""
+        hosts = self._hosted().by_name.values()
+        carried = [
+            host.states.row_bytes for host in hosts if host.carried and host.states is not None
+        ]
+        room = max(1, spec.num_envs) * max(carried, default=0)
+        return super().message_cap(spec, rpc) + room
 
     async def on_message(self, session: Session, reader: Reader[pb.ActRequest]) -> None:
         """Queues a step, or finds the answer it already has."""
@@ -345,19 +393,19 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
                 f"request {step.seq} came after {group.seq}: its answer is no longer kept",
                 reason="SEQ",
             )
-        if step.HasField("state"):
-            # Ignoring it would let the client believe that its answers depend on it.
-            error = InvalidRequestError(
-                "state: the policy of this server carries no recurrent state"
-            )
-            await self._send_error(session, step.seq, error, arrival)
-            return
         pending = group.pending
-        if step.seq > group.seq or pending is None:
+        if step.seq > group.seq or pending is None or pending.failed:
+            if group.state is not None and pending is not None and not pending.done:
+                # Nobody waits for it any more, but it is a step of the state.
+                with suppress(RLightningError):
+                    await pending.wait()
             try:
+                state = _state_of(group, step, reader)
                 pending = group.host.enqueue(
                     read_env_ret(step.env_ret, reader),
                     Mode.EXPLOIT if step.mode == pb.MODE_EXPLOIT else Mode.EXPLORE,
+                    state=state,
+                    reset_state=step.reset_state,
                     received_ns=arrival.received_ns,
                     timeout_us=arrival.timeout_us,
                     nbytes=reader.nbytes + _VALUE_BYTES * reader.used()[0],
@@ -367,11 +415,13 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
                 await self._send_error(session, step.seq, refused, arrival)
                 return
             group.seq, group.pending = step.seq, pending
+            group.carried = state if group.host.carried else None
         if pending.done or group.host.batcher.prompt:
-            await self._answer(session, step.seq, pending, arrival)
+            await self._answer(session, step.seq, pending, group.carried, arrival)
         else:
             # Not awaited here: the stream's heartbeats must be read during a long inference.
-            task = asyncio.create_task(self._answer(session, step.seq, pending, arrival))
+            answering = self._answer(session, step.seq, pending, group.carried, arrival)
+            task = asyncio.create_task(answering)
             for tasks in (self._answering, group.answering):
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -391,7 +441,14 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         if waiting:
             await asyncio.wait(waiting, timeout=deadline_s)
 
-    async def _answer(self, session: Session, seq: int, pending: Pending, arrival: Arrival) -> None:
+    async def _answer(
+        self,
+        session: Session,
+        seq: int,
+        pending: Pending,
+        carried: GroupState | None,
+        arrival: Arrival,
+    ) -> None:
         try:
             policy_response, stages = await pending.wait()
         except RLightningError as error:
@@ -409,6 +466,10 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         try:
             policy_response.mark_policy_sent()
             fill_policy_response(answer.response, policy_response, writer)
+            group: _Group = session.state
+            states = group.host.states
+            if carried is not None and states is not None:
+                fill_value(answer.state, states.arrays(carried), writer)
             stamp(response, arrival)
             await session.send(writer.finish(response))
         except CodecError as error:
@@ -435,6 +496,41 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         return self.hosts
 
 
+def _keep_state(group: _Group, rows: int) -> None:
+    """Lets a group have recurrent state for its rows: that of before, if it had some."""
+    if group.state is not None:
+        if group.state.rows == rows:
+            return
+        group.host.drop_state(group.state)
+        group.state, group.begun = None, False
+    if not group.host.carried:
+        group.state = group.host.keep_state(rows)
+
+
+def _state_of(group: _Group, step: pb.ActStep, reader: Reader[pb.ActRequest]) -> GroupState | None:
+    """Returns the recurrent state that a step goes on from; None for a fresh one, or none.
+
+    Raises:
+        PreconditionError: It is lost.
+        InvalidRequestError: The step brings one that the policy cannot take.
+    """
+    states = group.host.states
+    if states is not None and group.host.carried and step.HasField("state"):
+        return states.read_carried(read_value(step.state, reader))
+    if step.HasField("state"):
+        # Ignoring it would let the client believe that its answers depend on it.
+        who = "this server's policy has none" if states is None else "this server keeps it"
+        raise InvalidRequestError(f"state: a client brought recurrent state, and {who}")
+    group.begun = group.begun or step.seq == 1 or step.reset_state
+    if states is not None and not group.begun:
+        raise PreconditionError(
+            f"the recurrent state before request {step.seq} is not here; send it again with "
+            "reset_state",
+            reason="STATE_LOST",
+        )
+    return group.state
+
+
 def measure_policy(metrics: Metrics, name: str, host: PolicyHost) -> None:
     """Adds the metrics of one policy."""
     stats = host.batcher.stats
@@ -444,6 +540,8 @@ def measure_policy(metrics: Metrics, name: str, host: PolicyHost) -> None:
     text = "What waits, by queue."
     metrics.gauge("queue_depth", text, queued, queue="inference_rows", policy=name)
     metrics.gauge("policy_version", "Version of the weights in use.", host.version, policy=name)
+    text = "Recurrent state that is kept."
+    metrics.gauge("state_bytes", text, host.state_bytes, policy=name)
     for counter, text, value in (
         ("requests_total", "Requests answered.", stats.requests),
         ("rows_total", "Rows answered.", stats.rows),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rlightning.env.hosting import HostedGroup
 from rlightning.env.remote_env.answers import Answer
+from rlightning.env.remote_env.cameras import CameraEncoder
 from rlightning.env.remote_env.control_loop import ControlLoop, Pace
 from rlightning.env.remote_env.paced_link import PacedLink
 from rlightning.env.remote_env.spool import Spool, SpooledStep
@@ -73,6 +74,7 @@ class PacedRun:
         rpc: Limits and times.
         auth: Token and certificates.
         policy: Name of the policy that shall act; empty: `default`.
+        cameras: What encodes the pictures that are sent, if any are.
         stopping: Tells whether to end; called in the thread of the env, like those that follow.
         is_finish: Tells whether the env has finished.
         on_env_error: As of `ControlLoop`.
@@ -96,6 +98,7 @@ class PacedRun:
         rpc: RpcConfig | None,
         auth: ClientAuthConfig | None,
         policy: str,
+        cameras: CameraEncoder | None,
         stopping: Callable[[], bool],
         is_finish: Callable[[], bool],
         on_env_error: Callable[[EnvError, int], None],
@@ -124,6 +127,7 @@ class PacedRun:
             rpc=rpc,
             auth=auth,
             policy=policy,
+            cameras=cameras,
         )
         self._overflows = 0
 

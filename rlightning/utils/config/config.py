@@ -206,8 +206,10 @@ class PolicyConfig(Config):
             the activation.
         optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
             `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
-        rollout_mode: Documented; `rollout_step` is called as a function here.
-        router_type: How work is spread over several policies.
+        rollout_mode: Whether `PolicyGroup.rollout_batch` returns responses (`sync`) or futures of
+            them (`async`); `rollout_step` is a function in both.
+        router_type: Which policy of a `PolicyGroup` answers an env: the one with the fewest
+            requests (`simple`), or always the same (`node_affinity`).
         weight_buffer: Where weights wait before they are used.
         policy_kwargs: For a `module:Class` to read.
         initial_weights: `none` lets nobody act before the first publish; `random` acts with fresh
@@ -227,6 +229,12 @@ class PolicyConfig(Config):
         queue_rows: Rows that may wait for inference; more are refused.
         queue_bytes: Bytes of the requests that may wait for inference; more are refused.
         max_weights_bytes: Size that published weights may have.
+        state: Who has the recurrent state of a policy that keeps some: `kept` by the policy server,
+            or `carried` by clients, in requests and answers: it then outlives the server.
+        store_state: Whether the state that an action was chosen in is stored with the transition,
+            as `state`.
+        max_session_state_bytes: Size that the kept state of one session's rows may have.
+        max_state_bytes: Size that the kept state of all sessions may have.
         torch_threads: Threads of torch in the policy server.
         seed: Seed of the weights and of sampled actions; None draws one.
     """
@@ -251,6 +259,10 @@ class PolicyConfig(Config):
     queue_rows: int = Field(default=65536, ge=1)
     queue_bytes: int = Field(default=256 * 2**20, ge=1)
     max_weights_bytes: int = Field(default=4 * 2**30, ge=1)
+    state: Literal["kept", "carried"] = "kept"
+    store_state: bool = False
+    max_session_state_bytes: int = Field(default=256 * 2**20, ge=1)
+    max_state_bytes: int = Field(default=2**30, ge=1)
     torch_threads: int = Field(default=1, ge=1)
     seed: int | None = None
     named: dict[str, PolicyConfig] = Field(default_factory=dict)
@@ -310,14 +322,20 @@ class TrainConfig(Config):
         after_target: What `rlightning train` does once training has ended, target reached or not:
             `exit`, or `serve` on with the last weights until it is stopped.
         seed: Root of every seed of the run that the config leaves open.
+        lockstep: Let envs and learner take turns, so that a run on CPUs can be repeated bit for
+            bit, also from a checkpoint: each round begins with a seeded reset of all envs, in which
+            every row takes `buffer.rollout_length` steps, one group after the other. It is slow.
         lr: Learning rate.
         batch_size: Transitions in one minibatch.
         max_epochs: Batches to learn from at most; -1: no limit.
         max_rollout_steps: Documented; `buffer.rollout_length` decides here.
         max_eval_rollout_steps: Documented; no effect on a training run here.
-        parallel: `ddp` trains on several devices.
+        parallel: `ddp` makes sure that torchrun has started this: several learners, each with its
+            share of the data and `batch_size` rows of its own. Under torchrun they are that in any
+            case.
         eval_interval: Rollout batches between evaluations; -1: none.
         save_interval: Batches between checkpoints; -1: only the last.
+        save_keep: Checkpoints to go on from that are kept, the last ones; and the best weights.
         save_dir: Directory of checkpoints; None: `checkpoints/` of the run.
     """
 
@@ -326,6 +344,7 @@ class TrainConfig(Config):
     target_episodes: int = Field(default=100, ge=1)
     after_target: Literal["serve", "exit"] = "exit"
     seed: int = Field(default=0, ge=0)
+    lockstep: bool = False
     lr: float = Field(default=3e-4, gt=0)
     batch_size: int = Field(default=64, ge=1)
     max_epochs: int = -1
@@ -334,6 +353,7 @@ class TrainConfig(Config):
     parallel: Literal["ddp"] | None = None
     eval_interval: int = -1
     save_interval: int = -1
+    save_keep: int = Field(default=2, ge=1)
     save_dir: str | None = None
 
 

@@ -264,7 +264,7 @@ async def test_a_state_that_a_client_carries_is_refused_and_the_session_lives_on
         carried = pb.ActRequest(step=pb.ActStep(state=Value(int_value=1))).SerializeToString()
         # Fields that come twice are merged.
         client._encode = lambda *args: encode(*args) + carried  # type: ignore[method-assign]
-        with pytest.raises(InvalidRequestError, match="state: .* carries no recurrent state"):
+        with pytest.raises(InvalidRequestError, match="state: .* this server's policy has none"):
             await client.act(env_ret())
         client._encode = encode  # type: ignore[method-assign]
         assert (await client.act(env_ret())).seq == 2

@@ -52,6 +52,36 @@ class Echo(BasePolicy):
         )
 
 
+class Remembering(BasePolicy):
+    """A GRU, and the sum of the first numbers that each row has seen in its episode."""
+
+    def construct_network(self, env_meta: EnvMeta, **kwargs: Any) -> None:
+        torch.manual_seed(0)
+        self.gru = nn.GRUCell(4, 8)
+
+    def initial_state(self, num_rows: int) -> Any:
+        zeros = torch.zeros(num_rows, 8, device=self.device)
+        total = torch.zeros(num_rows, dtype=torch.float64, device=self.device)
+        return {"hidden": zeros, "more": (total, torch.zeros(num_rows, 3, 4, device=self.device))}
+
+    def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:
+        assert isinstance(env_ret, PolicyInput)
+        total, frames = env_ret.state["more"]
+        first = env_ret.observation[:, 0]
+        if (first > 100).any():
+            raise ValueError("the arm is on fire")
+        hidden = self.gru(env_ret.observation, env_ret.state["hidden"])
+        frames = torch.cat([frames[:, 1:], env_ret.observation[:, None]], dim=1)
+        return PolicyResponse(
+            env_ret.env_id,
+            action=hidden.argmax(-1),
+            hidden_out=hidden,
+            total=total + first,
+            oldest=frames[:, 0],
+            next_state={"hidden": hidden, "more": (total + first, frames)},
+        )
+
+
 class Versioned(BasePolicy):
     """Two tensors that only ever change together: a mix of weights shows."""
 

@@ -163,12 +163,21 @@ def test_an_answer_without_the_rows_of_the_batch_is_an_error(answer: Any, messag
 )
 def test_an_action_that_is_no_number_is_an_error(action: Any, name: str) -> None:
     policy = Echo(PolicyConfig(device="cpu"), "eval")
-    inference = Inference(policy, InputLayout(VECTOR))
     policy.init_eval(env_meta=meta(2))
-    values, rows = InputLayout(VECTOR).flatten(env_ret(2, env_id="arm-1"))
     policy.answer = PolicyResponse("x", action=action, value=torch.tensor([torch.nan, 0.0]))
     with pytest.raises(PolicyError, match=f"env 'arm-1': '{name}' is NaN, in row 1"):
-        inference.run([Part("arm-1", values, rows)], Mode.EXPLORE)
+        run(policy, env_ret(2, env_id="arm-1"))
+
+
+def test_a_coroutine_is_told_to_be_a_function() -> None:
+    class Waiting(Echo):
+        async def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:  # type: ignore[override]
+            return PolicyResponse("a")
+
+    policy = Waiting(PolicyConfig(), "eval")
+    policy.init_eval(env_meta=meta())
+    with pytest.raises(PolicyError, match="rollout_step is a coroutine; write it as a function"):
+        run(policy, env_ret())
 
 
 def test_nested_answers_and_lists_are_split_by_rows() -> None:
