@@ -403,6 +403,9 @@ def attach(
             help="Send pictures as png, jpeg or none, such as wrist=jpeg:80@320x240; repeatable.",
         ),
     ] = None,
+    policy: Annotated[
+        str, typer.Option(help="Name of the policy that shall act, of those of the policy server.")
+    ] = "default",
     token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -426,6 +429,7 @@ def attach(
             spool_steps=spool_steps,
             spool_mb=spool_mb,
             cameras=key_values(camera, "--camera"),
+            policy=policy,
             auth=auth,
         )
 

@@ -90,6 +90,25 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra():
     )
 
 
+def test_rows_of_another_policy_are_not_learned_from():
+    envs = [
+        {"name": name, "backend": "gymnasium", "task": "CartPole-v1", "policy": policy}
+        for name, policy in (("left", "default"), ("right", "opponent"))
+    ]
+    sections = {"env": envs, "policy": {"named": {"opponent": {}}}}
+    config = MainConfig.from_dict(sections)
+    prepared = prepare(config)
+    assert prepared.policy.named["opponent"].seed == prepared.policy.seed is not None
+    with pytest.raises(ConfigError, match=r"env.1.policy: rows in which 'opponent' acts"):
+        check_learner(config)
+    tables = {"default": {"envs": ["left-*"]}, "rest": {"envs": ["right-*"]}}
+    check_learner(MainConfig.from_dict({**sections, "buffer": {"tables": tables}}))
+    with pytest.raises(ConfigError, match=r"env.1.policy: expected one of default \(policy"):
+        prepare(MainConfig.from_dict({"env": envs}))
+    with pytest.raises(ConfigError, match="'default' is the policy of the section itself"):
+        MainConfig.from_dict({"env": envs, "policy": {"named": {"default": {}}}})
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_ends_of_a_command_are_like_ctrl_c(number):
     before = signal.getsignal(number)
