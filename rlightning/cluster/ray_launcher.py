@@ -60,7 +60,7 @@ class RayLauncher(LocalLauncher):
         self._connected = False
         self._group: Any = None
         self._actors: dict[str, Any] = {}
-        self._followers: list[threading.Thread] = []
+        self._followers: dict[str, threading.Thread] = {}
         self._first_end: str | None = None
         self._all_started = False
 
@@ -133,7 +133,7 @@ class RayLauncher(LocalLauncher):
         for section in ours:
             follower = threading.Thread(target=self._follow, args=(section,), daemon=True)
             follower.start()
-            self._followers.append(follower)
+            self._followers[section] = follower
 
     def _hosts(self) -> list[str]:
         """Returns the addresses of the nodes; 127.0.0.1 alone if all of them are this machine."""
@@ -226,8 +226,6 @@ class RayLauncher(LocalLauncher):
         if self._group is not None:
             self._ray.util.remove_placement_group(self._group)
             self._group = None
-        for follower in self._followers:
-            follower.join(_MARGIN_S)
         if self._connected:
             self._ray.shutdown()
             self._connected = False
@@ -243,6 +241,7 @@ class RayLauncher(LocalLauncher):
                 (self._run.logs / f"{name}.log").write_text(log, encoding="utf-8")
             except self._ray.exceptions.RayError as error:
                 self._report(f"the {label_of(section)} is not stopped in order: {error}")
+            self._followers[section].join(_MARGIN_S)  # or Ray would tell of a call that was cut off
             self._ray.kill(self._actors.pop(section))
 
 
