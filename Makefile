@@ -12,12 +12,12 @@ PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
-NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu and not crash and not ray
+NOT_LOCAL := not real_env and not docker and not netns and not node and not browser and not gpu and not crash and not ray
 
 .DEFAULT_GOAL := help
-.PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-ray test-real-env ci bench bench-smoke prove-demo \
-  prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-ray \
-  protos protos-check protos-breaking lint format types layers pythons wheel cover clean
+.PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-browser test-ray test-real-env screenshots ci \
+  bench bench-smoke prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-ray \
+  protos protos-check protos-breaking lint format types layers pythons wheels-check wheel cover clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -74,6 +74,11 @@ $(VENV)/.ray: $(VENV)/.dev
 
 test-ray: $(VENV)/.ray  ## Place services on two local nodes of Ray.
 	$(BIN)/python -m pytest -n0 -m ray -o faulthandler_timeout=0 tests/ray
+test-browser: $(VENV)/.dev  ## Look at the dashboard in a browser, on desk and phone; needs Debian's Chromium.
+	$(BIN)/python -m pytest -n0 -m browser tests/browser
+
+screenshots: test-browser  ## Take the pictures in docs/ anew.
+	cp build/screenshots/*.png docs/
 
 protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)
@@ -107,6 +112,9 @@ layers: $(VENV)/.dev  ## Check that imports point down only.
 pythons: $(VENV)/.dev  ## Import the base install on every CPython 3.10-3.13 that this machine has.
 	$(BIN)/python -m tests.pythons
 
+wheels-check: $(VENV)/.dev  ## Resolve a client's wheels for Linux, macOS and Windows on CPython 3.10-3.13.
+	$(BIN)/python -m tests.wheels
+
 wheel: $(VENV)/.dev  ## Build the wheel and the sdist into dist/.
 	$(BIN)/python -m build --outdir dist
 
@@ -131,6 +139,9 @@ prove-ray: $(VENV)/.ray  ## Solve CartPole on two local nodes of Ray, and remove
 prove-robot: $(VENV)/.dev  ## Cut off a robot on another machine, restart its servers, narrow its link; needs root, iproute2.
 	$(BIN)/python -m tests.netns.robot
 
+prove-clients: $(VENV)/.dev  ## Freeze and kill clients among many, and slow an env among eight: the others keep their rate.
+	$(BIN)/python -m benchmarks.prove_clients
+
 prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
 	$(BIN)/python -m benchmarks.prove_sb3
 
@@ -148,7 +159,7 @@ prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-crash test-netns test-node test-docker pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-crash test-netns test-node test-browser test-docker pythons bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -47,6 +47,11 @@ class Worker:
             raise RuntimeError(f"worker {self._process.args}: {answer['error']}")
         return answer
 
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._process.pid
+
     def job(self, **job: Any) -> dict[str, Any]:
         """Runs one job and waits for its answer."""
         assert self._process.stdin is not None

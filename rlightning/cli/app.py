@@ -11,9 +11,11 @@ import typer
 
 from rlightning.cli import config as config_commands
 from rlightning.cli.options import (
+    DASHBOARD_ADDRESS,
     Ca,
     Cert,
     Configs,
+    DashboardCommand,
     Debug,
     Key,
     MoreConfigs,
@@ -21,10 +23,12 @@ from rlightning.cli.options import (
     Overrides,
     Quiet,
     RestartWindow,
+    ShowDashboard,
     Token,
     TokenFile,
     client_auth,
     key_values,
+    read_config,
     read_run_config,
 )
 from rlightning.cluster.guard import EXIT_FAILED, one_line_errors
@@ -74,7 +78,7 @@ def common(
     """Options that come before the command."""
 
 
-@app.command()
+@app.command(cls=DashboardCommand)
 def serve(
     configs: Configs = None,
     config: MoreConfigs = None,
@@ -84,6 +88,7 @@ def serve(
     ] = ServeLauncher.LOCAL,
     name: Name = None,
     restart_window: RestartWindow = None,
+    dashboard: ShowDashboard = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -94,10 +99,12 @@ def serve(
         effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
-        run_services(effective, on_ray=launcher is ServeLauncher.RAY, quiet=quiet)
+        run_services(
+            effective, on_ray=launcher is ServeLauncher.RAY, quiet=quiet, dashboard=dashboard
+        )
 
 
-@app.command()
+@app.command(cls=DashboardCommand)
 def train(
     configs: Configs = None,
     config: MoreConfigs = None,
@@ -110,6 +117,7 @@ def train(
     ] = Launcher.LOCAL,
     name: Name = None,
     restart_window: RestartWindow = None,
+    dashboard: ShowDashboard = None,
     resume: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -174,9 +182,27 @@ def train(
             quiet=quiet,
             as_json=as_json,
             resume=before,
+            dashboard=dashboard,
             note=note,
         )
     raise typer.Exit(0 if reached else EXIT_FAILED)
+
+
+@app.command()
+def dashboard(
+    configs: Configs = None,
+    config: MoreConfigs = None,
+    overrides: Overrides = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to serve the page.")
+    ] = DASHBOARD_ADDRESS,
+    debug: Debug = False,
+) -> None:
+    """Serve a page that shows running services, wherever a config says they are, until Ctrl-C."""
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.dashboard.watch import watch
+
+        watch(read_config(configs, config, overrides), listen)
 
 
 class Kept(str, Enum):
@@ -377,6 +403,9 @@ def attach(
             help="Send pictures as png, jpeg or none, such as wrist=jpeg:80@320x240; repeatable.",
         ),
     ] = None,
+    policy: Annotated[
+        str, typer.Option(help="Name of the policy that shall act, of those of the policy server.")
+    ] = "default",
     token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -400,6 +429,7 @@ def attach(
             spool_steps=spool_steps,
             spool_mb=spool_mb,
             cameras=key_values(camera, "--camera"),
+            policy=policy,
             auth=auth,
         )
 

@@ -9,20 +9,28 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from rlightning.env.attached_cameras import CameraDecoder
 from rlightning.env.episodes import EpisodeLog, RowCounter
+from rlightning.env.utils.agents import one_space, team_outcome
 from rlightning.env.utils.infos import InfoFilter
 from rlightning.env.utils.spaces import all_finite, mismatch
-from rlightning.errors import CodecError, EnvError, InvalidRequestError, PreconditionError
+from rlightning.errors import (
+    CodecError,
+    ConfigError,
+    EnvError,
+    InvalidRequestError,
+    PreconditionError,
+)
 from rlightning.rpc.activity import Activity
 from rlightning.rpc.protocol import Arrival, stamp
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.spec import check_spec
-from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.types import EnvMeta, EnvRet, MultiAgentEnvRet, PolicyResponse
+from rlightning.utils.config import DEFAULT_POLICY, check_policy_name
+from rlightning.utils.conversions import map_leaves
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import (
     Reader,
@@ -60,11 +68,13 @@ class AttachedGroup:
         session: The client's session; outlives cuts.
         log: Takes finished episodes.
         counted: Told how many env steps were taken; every row counts.
+        policy: Name of the policy that shall act.
         cameras: Which pictures of an observation come encoded.
 
     Attributes:
         env_id: Id of the group.
         meta: Spaces and number of rows.
+        policy: Name of the policy that shall act.
         activity: Whether it waits for the client, and since when.
         store: Takes the EnvRets that want no answer, each with the one that another server gave to
             it, if one did; set before the first. None: `step` and `reset` hand these out like the
@@ -83,22 +93,26 @@ class AttachedGroup:
         session: Session,
         log: EpisodeLog,
         counted: Callable[[int], None],
+        policy: str = DEFAULT_POLICY,
         cameras: Sequence[pb.CameraEncoding] = (),
     ) -> None:
         spec = session.spec
         if spec is None or not spec.num_envs or spec.num_envs < 1:
             raise InvalidRequestError("hello needs a spec with the number of rows, num_envs")
-        spaces = spec.observation_space, spec.action_space
-        if not all(isinstance(space, gym.Space) for space in spaces):
-            raise InvalidRequestError("hello needs a spec with one observation and action space")
+        space = one_space(spec.observation_space)
+        if space is None or one_space(spec.action_space) is None:
+            raise InvalidRequestError("hello needs a spec with an observation and an action space")
+        by_agent = spec.observation_space
         self.env_id = PREFIX + session.client_id
-        self._space: Any = spec.observation_space
+        self._space = space
+        self._agents = by_agent.keys() if isinstance(by_agent, dict) else None
         self._cameras: CameraDecoder | None = None
         lossy = spec.lossy
         if cameras:
             self._cameras = CameraDecoder(cameras, self._space, spec.num_envs)
             lossy = tuple(dict.fromkeys((*lossy, *self._cameras.lossy)))
         self.meta = replace(spec, env_id=self.env_id, lossy=lossy)
+        self.policy = policy
         self.activity = Activity()
         self.store: Store | None = None
         self.failure: Exception | None = None
@@ -116,6 +130,7 @@ class AttachedGroup:
         self._changed = asyncio.Event()
         self._left = False
         self._began = False
+        self._seen = np.zeros(self._rows, bool)
         # What was handed out last and is not answered; and whether it is the outcome of a step.
         self._standing: tuple[EnvRet, bool] | None = None
         self._seq: int | None = None
@@ -316,38 +331,39 @@ class AttachedGroup:
             Whether it is the step after the last one.
         """
         counter, episode_id, step = self._counter, env_ret.episode_id, env_ret.step
+        rows = slice(None) if env_ret.rows is None else env_ret.rows
         numbered = episode_id is not None and step is not None
+        reward, terminated, truncated = team_outcome(
+            env_ret.last_reward, env_ret.last_terminated, env_ret.last_truncated
+        )
         continues = self._began and not gap
         if continues and numbered:
-            same = (episode_id == counter.episode_id) & (step == counter.step + 1)
-            ended = (env_ret.last_terminated | env_ret.last_truncated) & (step == 0)
-            continues = bool((same | ended).all())
+            same = (episode_id == counter.episode_id[rows]) & (step == counter.step[rows] + 1)
+            ended = (terminated | truncated) & (step == 0)
+            # Of a row that was not there when the group began here, nothing is known.
+            continues = bool((same | ended | ~self._seen[rows]).all())
         if continues:
-            self._counted(self._rows)
-            counter.advance(
-                env_ret.last_reward,
-                env_ret.last_terminated,
-                env_ret.last_truncated,
-                self._policy_version,
-            )
+            self._counted(len(reward))
+            counter.advance(reward, terminated, truncated, self._policy_version, env_ret.rows)
         else:
             counter.cut(self._policy_version)
-            counter.begin()
+            counter.begin(env_ret.rows)
             self._began = True
+            self._seen[:] = False
+        self._seen[rows] = True
         if episode_id is not None and step is not None:
-            counter.follow(episode_id, step)
+            counter.follow(episode_id, step, env_ret.rows)
         else:
-            env_ret.episode_id, env_ret.step = counter.episode_id, counter.step
+            env_ret.episode_id, env_ret.step = counter.episode_id[rows], counter.step[rows]
         return continues
 
     def _as_begun(self, env_ret: EnvRet) -> EnvRet:
         """Returns an observation without the outcome of the step before it."""
-        flags = np.zeros(self._rows, bool)
         return replace(
             env_ret,
-            last_reward=np.zeros(self._rows, np.float32),
-            last_terminated=flags,
-            last_truncated=flags,
+            last_reward=map_leaves(np.zeros_like, env_ret.last_reward),
+            last_terminated=map_leaves(np.zeros_like, env_ret.last_terminated),
+            last_truncated=map_leaves(np.zeros_like, env_ret.last_truncated),
             info={},
             executed_action=None,
             action_source=None,
@@ -361,23 +377,35 @@ class AttachedGroup:
 
     def _check(self, seq: int, env_ret: EnvRet) -> None:
         """Checks a step, and puts its numbers in the dtypes of rows."""
-        difference = mismatch(self._space, env_ret.observation, rows=self._rows, exact=True)
-        if difference is not None or env_ret.rows is not None:
-            what = difference or "rows: expected all of the group in every step"
-            raise InvalidRequestError(f"step {seq}: {what}")
+        rows = self._rows
+        if env_ret.rows is not None:
+            if env_ret.rows[-1] >= self._rows:
+                raise InvalidRequestError(
+                    f"step {seq}: rows: expected some of {self._rows}, got {env_ret.rows[-1]}"
+                )
+            rows = len(env_ret.rows)
+        difference = mismatch(self._space, env_ret.observation, rows=rows, exact=True)
+        if difference is not None:
+            raise InvalidRequestError(f"step {seq}: {difference}")
         # One such number from anybody would spoil the update that everybody's rows share.
         if not all_finite(env_ret.observation):
             raise InvalidRequestError(f"step {seq}: observation: NaN or infinite")
         env_ret.env_id = self.env_id
-        env_ret.last_reward = self._of_rows(env_ret.last_reward, np.float32, "last_reward")
-        if not np.isfinite(env_ret.last_reward).all():
+        if isinstance(env_ret, MultiAgentEnvRet) is (self._agents is None):
+            what = "no" if self._agents is None else "a"
+            raise InvalidRequestError(f"step {seq}: expected {what} return of several agents")
+        for name, dtype in (
+            ("last_reward", np.float32),
+            ("last_terminated", np.bool_),
+            ("last_truncated", np.bool_),
+        ):
+            setattr(env_ret, name, self._of_agents(getattr(env_ret, name), dtype, name, rows))
+        if not all_finite(env_ret.last_reward):
             raise InvalidRequestError(f"step {seq}: last_reward: NaN or infinite as float32")
-        env_ret.last_terminated = self._of_rows(env_ret.last_terminated, np.bool_, "terminated")
-        env_ret.last_truncated = self._of_rows(env_ret.last_truncated, np.bool_, "truncated")
         for name in ("episode_id", "step"):
             value = getattr(env_ret, name)
             if value is not None:
-                setattr(env_ret, name, self._of_rows(value, np.int64, name))
+                setattr(env_ret, name, self._of_rows(value, np.int64, name, rows))
 
     def _checked_response(
         self, step: pb.AttachStep, reader: Reader[pb.AttachRequest]
@@ -388,18 +416,33 @@ class AttachedGroup:
         response.env_id = self.env_id
         return response
 
-    def _of_rows(self, value: Any, dtype: type[Any], name: str) -> npt.NDArray[Any]:
+    def _of_agents(self, value: Any, dtype: type[Any], name: str, rows: int) -> Any:
+        """Returns what came as an array of the rows, or one for each agent."""
+        if self._agents is None:
+            return self._of_rows(value, dtype, name, rows)
+        if not isinstance(value, Mapping):  # a default that was left out
+            value = dict.fromkeys(self._agents, value)
+        if value.keys() != self._agents:
+            expected, got = sorted(self._agents), sorted(value)
+            raise InvalidRequestError(f"{name}: expected agents {expected}, got {got}")
+        return {
+            agent: self._of_rows(value[agent], dtype, f"{name}.{agent}", rows)
+            for agent in self._agents
+        }
+
+    @staticmethod
+    def _of_rows(value: Any, dtype: type[Any], name: str, rows: int) -> npt.NDArray[Any]:
         try:
             array = np.asarray(value)
         except ValueError:  # nested lists of different lengths
-            raise InvalidRequestError(f"{name}: expected an array [{self._rows}]") from None
-        if array.shape not in {(self._rows,), ()} or array.dtype.kind not in "biuf":
+            raise InvalidRequestError(f"{name}: expected an array [{rows}]") from None
+        if array.shape not in {(rows,), ()} or array.dtype.kind not in "biuf":
             raise InvalidRequestError(
-                f"{name}: expected [{self._rows}], got {array.dtype}{list(array.shape)}"
+                f"{name}: expected [{rows}], got {array.dtype}{list(array.shape)}"
             )
         with np.errstate(over="ignore"):
             # A scalar is a default that was left out.
-            return np.broadcast_to(array, self._rows).astype(dtype)
+            return np.broadcast_to(array, rows).astype(dtype)
 
     async def _send_answer(self) -> None:
         if self._asked is None or self._answer is None:
@@ -456,8 +499,8 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
 
     Args:
         log: Takes finished episodes.
-        expected: Gives what a client has to declare, such as when one policy answers all envs; None
-            where any env will do.
+        expected: Gives what a client has to declare, by the name of its policy, which answers other
+            envs, too; None where any env will do.
         attach: Takes a new group; may refuse it.
         detach: Told that the client of a group has gone for good.
 
@@ -472,7 +515,7 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
     def __init__(
         self,
         log: EpisodeLog,
-        expected: Callable[[], EnvMeta | None],
+        expected: Callable[[str], EnvMeta | None],
         attach: Callable[[AttachedGroup], None],
         detach: Callable[[AttachedGroup], None],
     ) -> None:
@@ -494,8 +537,14 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
             return pb.AttachResponse(
                 taken_seq=resumed.taken_seq, decodes_cameras=resumed.decodes_cameras
             )
-        group = AttachedGroup(session, self._log, self._count, reader.message.hello.cameras)
-        expected = self._expected()
+        hello = reader.message.hello
+        policy = hello.policy or DEFAULT_POLICY
+        try:
+            check_policy_name(policy)
+        except ConfigError as error:
+            raise InvalidRequestError(str(error)) from None
+        group = AttachedGroup(session, self._log, self._count, policy, hello.cameras)
+        expected = self._expected(policy)
         if expected is not None:
             check_spec(replace(expected, env_id=None, num_envs=None), group.meta)
         last_seq = reader.message.hello.last_seq

@@ -85,10 +85,11 @@ class CameraDecoder:
         await asyncio.get_running_loop().run_in_executor(None, self._decode, env_ret)
 
     def _decode(self, env_ret: EnvRet) -> None:
-        env_ret.observation = self._pixels(env_ret.observation, self._rows, "observation")
+        rows = self._rows if env_ret.rows is None else min(len(env_ret.rows), self._rows)
+        env_ret.observation = self._pixels(env_ret.observation, rows, "observation")
         info = env_ret.info
         if "final_observation" in info:
-            rows = min(len(info["final_rows"]), self._rows)
+            rows = min(len(info["final_rows"]), rows)
             final = self._pixels(info["final_observation"], rows, "final_observation")
             info["final_observation"] = final
 

@@ -99,21 +99,40 @@ class RowCounter:
         """Gives the next episode that begins this id, and those after it the following ones."""
         self._next_id = episode_id
 
-    def begin(self) -> None:
-        """Begins a new episode in every row."""
+    def begin(self, rows: npt.NDArray[np.int32] | None = None) -> None:
+        """Begins a new episode in every row.
+
+        Args:
+            rows: Those that are known; the episodes of the others are not recorded. None: all.
+        """
         self.episode_id = np.arange(self._next_id, self._next_id + self._rows, dtype=np.int64)
         self._next_id += self._rows
         self.step = np.zeros(self._rows, np.int64)
         self._returns = np.zeros(self._rows)
         self._whole = np.ones(self._rows, bool)
+        if rows is not None:
+            self._whole[:] = False
+            self._whole[rows] = True
 
-    def follow(self, episode_id: npt.NDArray[np.int64], step: npt.NDArray[np.int64]) -> None:
+    def follow(
+        self,
+        episode_id: npt.NDArray[np.int64],
+        step: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int32] | None = None,
+    ) -> None:
         """Takes over the numbers of an env that counts by itself, after `begin` or `advance`.
 
         An episode that is met after its first step is not recorded: its return is not known.
+
+        Args:
+            episode_id: Of each of these rows.
+            step: Likewise.
+            rows: Which rows, ascending; None: all.
         """
-        self._whole &= step == self.step
-        self.episode_id, self.step = episode_id, step
+        stepped = slice(None) if rows is None else rows
+        self._whole[stepped] &= step == self.step[stepped]
+        self.episode_id, self.step = self.episode_id.copy(), self.step.copy()
+        self.episode_id[stepped], self.step[stepped] = episode_id, step
 
     def advance(
         self,

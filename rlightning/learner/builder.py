@@ -95,7 +95,7 @@ def build_learner(config: MainConfig, env_meta: EnvMeta, ranks: Ranks = ALONE) -
             raise
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"learner.algorithm '{name}' failed: {reason}") from error
-    replays = config.buffer.type == "ReplayBuffer"
+    replays = config.sampled.type == "ReplayBuffer"
     if not isinstance(algorithm, ReplayAlgorithm if replays else Algorithm):
         methods = "update, weights, state and restore" + (", explore, priorities" * replays)
         raise ConfigError(f"learner.algorithm '{name}' made {algorithm!r}, which lacks {methods}")

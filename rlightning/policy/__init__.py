@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlightning.policy.actor_critic import ActorCriticPolicy
     from rlightning.policy.base_policy import BasePolicy, PolicyInput, PolicyRole
+    from rlightning.policy.blocking import RemotePolicy
     from rlightning.policy.builder import build_policy, build_policy_group
+    from rlightning.policy.fleet import PolicyFleet
     from rlightning.policy.host import PolicyHost
+    from rlightning.policy.hosts import PolicyHosts
     from rlightning.policy.local_policy import LocalPolicy
     from rlightning.policy.policy_group import PolicyGroup
     from rlightning.policy.publisher import WeightPublisher
@@ -28,11 +31,14 @@ __all__ = [
     "LocalPolicy",
     "PolicyClient",
     "PolicyDescription",
+    "PolicyFleet",
     "PolicyGroup",
     "PolicyHost",
+    "PolicyHosts",
     "PolicyInput",
     "PolicyRole",
     "QNetworkPolicy",
+    "RemotePolicy",
     "SACActorPolicy",
     "WeightPublisher",
     "build_policy",
@@ -47,11 +53,14 @@ _MODULES = {
     "LocalPolicy": "local_policy",
     "PolicyClient": "remote_policy",
     "PolicyDescription": "remote_policy",
+    "PolicyFleet": "fleet",
     "PolicyGroup": "policy_group",
     "PolicyHost": "host",
+    "PolicyHosts": "hosts",
     "PolicyInput": "base_policy",
     "PolicyRole": "base_policy",
     "QNetworkPolicy": "q_network",
+    "RemotePolicy": "blocking",
     "SACActorPolicy": "sac_actor",
     "WeightPublisher": "publisher",
     "build_policy": "builder",

@@ -30,8 +30,10 @@ from rlightning.errors import (
 from rlightning.latency import ClockOffset, LatencyStats
 from rlightning.latency.trace import TraceLog
 from rlightning.policy.remote_policy import PolicyClient
+from rlightning.policy.replicas import Replicas
 from rlightning.rpc.metrics import Metrics
 from rlightning.utils.config import BufferConfig, MainConfig
+from rlightning.utils.log_fields import add_log_fields
 
 from .unasked import UnaskedSteps
 
@@ -81,6 +83,8 @@ class Driver:
         self._quorum = quorum
         self._on_failure = on_failure
         self._table = make_table(config.buffer)
+        # Made with the first actor: where drivers step all envs there is no address.
+        self._replicas: Replicas | None = None
         self._actors = [self._actor(group, control, hosted=True) for group in groups]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
         self._farewells: dict[asyncio.Task[None], _Actor] = {}
@@ -192,6 +196,8 @@ class Driver:
             for farewell in farewells:
                 farewell.cancel()
             await asyncio.gather(*farewells, return_exceptions=True)
+        if self._replicas is not None:
+            await self._replicas.close()
 
     def stats(self) -> dict[str, Any]:
         """Returns counters, and seconds by stage, over all groups."""
@@ -248,9 +254,14 @@ class Driver:
     def _actor(
         self, group: HostedGroup | AttachedGroup, control: ActorControl, *, hosted: bool = False
     ) -> _Actor:
+        if self._replicas is None:
+            service = self._config.services.policy
+            self._replicas = Replicas(service.dial_addresses, rpc=service.rpc, auth=service.auth)
         address = self.buffer_of(group.env_id, hosted=hosted)
         return _Actor(
-            self._config, group, control, self.latency, self.traces, self._quorum, address
+            *(self._config, group, control, self.latency, self.traces, self._quorum),
+            replicas=self._replicas,
+            buffer_address=address,
         )
 
     async def _drive(self, actor: _Actor) -> None:
@@ -258,6 +269,7 @@ class Driver:
 
     async def _guarded(self, actor: _Actor, work: Coroutine[Any, Any, None]) -> None:
         env_id = actor.group.env_id
+        add_log_fields(env_id=env_id)
         try:
             await work
         except Exception as error:
@@ -270,6 +282,7 @@ class Driver:
 
     async def _drive_attached(self, actor: _Actor, group: AttachedGroup) -> None:
         """Drives one client's env; what goes wrong there is told to that client alone."""
+        add_log_fields(env_id=group.env_id)
         try:
             await actor.run()
         except Exception as error:
@@ -340,6 +353,8 @@ class _Actor:
         latency: LatencyStats,
         traces: TraceLog,
         quorum: Quorum,
+        *,
+        replicas: Replicas,
         buffer_address: str,
     ) -> None:
         services = config.services
@@ -353,12 +368,14 @@ class _Actor:
         self._traces = traces
         self._is_connected = False
         self.policy = PolicyClient(
-            services.policy.dial_address,
+            services.policy.dial_addresses,
             spec=group.meta,
             client_id=client_id,
             rpc=services.policy.rpc,
             auth=services.policy.auth,
             stats=latency,
+            replicas=replicas,
+            policy=group.policy if isinstance(group, AttachedGroup) else group.config.policy,
         )
         self.buffer = InsertClient(
             buffer_address,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.gymnasium_env import GymnasiumEnv
-from rlightning.env.utils.autoreset import mode_of
 from rlightning.env.utils.making import normalised
 from rlightning.errors import ConfigError
 from rlightning.utils.config import EnvConfig
@@ -19,8 +18,7 @@ def as_base_env(env: Any) -> BaseEnv:
     """Returns an env as a `BaseEnv`; one that is one already as it is.
 
     Args:
-        env: A `gymnasium.Env`, a vector env whose autoreset mode is SAME_STEP or DISABLED, or a
-            `BaseEnv`.
+        env: A `gymnasium.Env`, a vector env, or a `BaseEnv`.
 
     Raises:
         ConfigError: It is none of these.
@@ -30,14 +28,7 @@ def as_base_env(env: Any) -> BaseEnv:
     if isinstance(env, VectorEnv):
         if env.num_envs < 2:
             raise ConfigError("a vector env of one row: attach the env in it instead")
-        env = normalised(env, "the vector env")
-        mode = mode_of(env)
-        if mode is not AutoresetMode.SAME_STEP:
-            # Some rows would be a step behind the others, which an attached group cannot be.
-            raise ConfigError(
-                f"the vector env has autoreset_mode {mode}, expected SAME_STEP or DISABLED"
-            )
-        return _GivenEnv(env, env.num_envs)
+        return _GivenEnv(normalised(env, "the vector env"), env.num_envs)
     if isinstance(env, gym.Env):
         return _GivenEnv(env, 1)
     raise ConfigError(f"expected a gymnasium env or a BaseEnv, got {type(env).__name__}")

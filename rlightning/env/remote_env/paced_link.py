@@ -23,9 +23,9 @@ _LOG = logging.getLogger(__name__)
 # Steps that a server was sent and has not acked: what is not known if it never comes back. Not less
 # than are executed in the longest round trip, or the newest step would never be sent.
 _MAX_UNACKED = 64
-# A server from which nothing comes for so long, though it has something to ack, may be behind a
-# link that was cut, and TCP tries that again only after as long as it was down. So it is asked for
-# a sign of life, and then another connection is made. It has twice as long as it took lately.
+# A server from which nothing comes for so long, though an ack is due, may be behind a link that was
+# cut, and TCP tries that again only after as long as it was down. So it is asked whether it lives,
+# and then another connection is made. It has twice as long as it took lately.
 _PROBE_S = 0.7
 _SILENT_S = 1.5
 _WATCH_S = 0.1
@@ -52,6 +52,7 @@ class PacedLink(AttachLink):
         auth: Token and certificates.
         cameras: What encodes the pictures that are sent, if any are: as steps come, also while the
             link is down, so that the spool holds little.
+        policy: Name of the policy that shall act; empty: `default`.
 
     Attributes:
         failure: Why the session has ended for good; None while it has not.
@@ -69,8 +70,17 @@ class PacedLink(AttachLink):
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
         cameras: CameraEncoder | None = None,
+        policy: str = "",
     ) -> None:
-        super().__init__(address, meta, client_id, rpc=rpc or _QUICK, auth=auth, cameras=cameras)
+        super().__init__(
+            address,
+            meta,
+            client_id,
+            rpc=rpc or _QUICK,
+            auth=auth,
+            cameras=cameras,
+            policy=policy,
+        )
         self.failure: RLightningError | None = None
         self.uncertain = 0
         self._spool = spool
@@ -87,8 +97,7 @@ class PacedLink(AttachLink):
         # Steps whose pictures are encoded; with no cameras all are.
         self._encoded = 0
         self._came = asyncio.Event()
-        # Since when an ack is due or the server was heard, whichever is later; and how long it may
-        # take.
+        # Since when an ack is due, or the last one came, if that is later; how long it may take.
         self._due_ns = 0
         self._patience_s = _SILENT_S
         self._tasks: set[asyncio.Task[None]] = set()

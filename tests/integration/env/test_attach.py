@@ -75,7 +75,9 @@ class Cluster:
         services = self.config.services
         for name, kind in (("policy", PolicyService), ("buffer", BufferService)):
             section = getattr(services, name)
-            server = await serve(kind(self.config), rpc=section.rpc)
+            service = kind(self.config)
+            setattr(self, name, service)
+            server = await serve(service, rpc=section.rpc)
             self.stack.push_async_callback(server.stop, grace_s=5)
             await server.ready()
             section.address = server.address
@@ -105,9 +107,10 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(env=COUNT, policy=ECHO, rpc=FAST):
+async def cluster(env=COUNT, policy=ECHO, rpc=FAST, *, min_clients=0):
     async with AsyncExitStack() as stack:
         running = Cluster(stack, env, policy, rpc)
+        running.config.services.env.min_clients = min_clients
         await running.start()
         yield running
 
@@ -307,6 +310,23 @@ async def test_a_paused_cluster_withholds_answers_and_ends_nothing():
             assert client.status.reconnects == 0
         await assert_eventually(lambda: not running.service._driver._farewells, PATIENCE_S)
         check(await running.rows(client))
+
+
+async def test_a_client_names_the_policy_that_acts_in_its_env():
+    """Each policy has its own spaces; what differs is told of the one that was named."""
+    async with cluster(policy=ECHO | {"named": {"other": {}}}) as running:
+        async with attached(running.env_address, Counting(), policy="other") as client:
+            await stepped(client, 50)
+            assert running.service._expected("other").env_id == "attached/robot"
+            hosts = running.policy._hosts.by_name
+            assert hosts["other"].batcher.stats.rows >= 50
+            other = gym.make("CartPole-v1")
+            async with attached(running.env_address, other, "cart", policy="other") as cart:
+                await assert_eventually(lambda: cart.outcome, PATIENCE_S)
+                assert "observation_space" in str(cart.outcome[0])
+            async with attached(running.env_address, Counting(), "lost", policy="third") as lost:
+                await assert_eventually(lambda: lost.outcome, PATIENCE_S)
+                assert "no policy 'third' here, only default, other" in str(lost.outcome[0])
 
 
 async def test_another_space_is_refused_with_what_differs():
@@ -595,6 +615,7 @@ async def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
         (["CartPol-v1", "--server", "127.0.0.1:1"], "did you mean CartPole-v"),
         (["CartPole-v1", "--server", "nowhere"], "--server: expected HOST:PORT"),
         (["CartPole-v1", "--server", "127.0.0.1:1", "--name", "a/b"], "--name: expected"),
+        (["CartPole-v1", "--server", "127.0.0.1:1", "--policy", "a/b"], "policy: expected a name"),
     ]:
         process = ServerProcess(["-c", CLI, "attach", *arguments], tmp_path, announces=False)
         with process:
@@ -608,3 +629,43 @@ def test_the_client_needs_neither_torch_nor_fork(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "set()"
+
+
+async def test_a_vector_env_that_sends_some_of_its_rows_at_a_time():
+    envs = gym.vector.SyncVectorEnv(
+        [Counting] * 3, autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP
+    )
+    instances = [env._state[0] for env in envs.envs]
+    async with cluster() as running:
+        async with attached(running.env_address, envs) as client:
+            await stepped(client, 150)
+            # A new server may see a part of the rows first.
+            await running.env.stop(grace_s=5)
+            await running.start_env()
+            await stepped(client, 150)
+            episodes = (await running.client.describe()).episodes
+            mine = [e for e in episodes if e.env_id == "attached/robot"]
+            assert {e.row for e in mine} == {0, 1, 2}
+            assert all(e.length <= 7 for e in mine)
+        await assert_eventually(lambda: not running.service._driver._farewells, PATIENCE_S)
+        assert client.outcome == [None]
+        columns = await running.buffer.get()
+    for instance in instances:
+        mine = columns["observation"][:, 0] == instance
+        part = {name: column[mine] for name, column in columns.items()}
+        # Where the server was restarted, what was under way is joined to nothing.
+        steps = part["observation"][:, 1:3].tolist()
+        assert len(steps) > 60
+        assert len({tuple(step) for step in steps}) == len(steps)
+        np.testing.assert_array_equal(part["action"], part["observation"][:, :3])
+        assert (part["next_observation"][:, 1] == part["observation"][:, 1]).all()
+        assert (part["next_observation"][:, 2] == part["observation"][:, 2] + 1).all()
+        assert not part["observation"][:, 3].any()
+
+
+async def test_rows_that_a_group_does_not_have_are_refused():
+    async with cluster() as running, raw_client(running) as client:
+        client.env_ret.rows = np.array([1], np.int32)
+        await client.send((1, True))
+        assert (await client.call.code()).name == "INVALID_ARGUMENT"
+        assert "rows: expected some of 1, got 1" in await client.call.details()

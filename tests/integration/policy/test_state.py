@@ -47,8 +47,8 @@ async def totals(client: PolicyClient, *first: float, **options: Any) -> list[fl
 
 
 def held(server: Policies) -> int:
-    assert server.service._host is not None
-    return server.service._host.state_bytes
+    assert server.service._hosts is not None
+    return server.service._hosts.default.state_bytes
 
 
 async def test_a_session_that_is_resumed_goes_on_with_its_state() -> None:
