@@ -123,6 +123,10 @@ class RayLauncher(LocalLauncher):
             listener.address = f"{host}:{port}"
             at = [f"{one}:{port}" for one in hosts]
             service.address = at[0] if len(at) == 1 else f"ipv4:{','.join(at)}"
+        if self._replicas:
+            self.config.services.policy.addresses = [
+                replica.dial_address for replica in self._replicas.values()
+            ]
         if self._shards:
             self.config.buffer.storage.addresses = [
                 shard.dial_address for shard in self._shards.values()
@@ -164,7 +168,7 @@ class RayLauncher(LocalLauncher):
         envs = self.config.env if section == "env" else []
         cpus = sum(env.num_cpus * env.num_workers for env in envs)
         gpus = sum(env.num_gpus * env.num_workers for env in envs)
-        if section == "policy":
+        if section.partition("-")[0] == "policy":
             device = self.config.policy.device
             there = self._ray.cluster_resources().get("GPU", 0) > 0
             if device.startswith("cuda") or (device == "auto" and there):
@@ -189,7 +193,7 @@ class RayLauncher(LocalLauncher):
 
     def _files(self, section: str) -> Iterator[tuple[str, str]]:
         yield "config.yaml", self.config.to_yaml()
-        if section in self._shards:
+        if section in {*self._shards, *self._replicas}:
             yield f"{section}.yaml", self._own_config(section).to_yaml()
 
     def _follow(self, section: str) -> None:
