@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 from typing_extensions import Self
 
 from rlightning.actor import ActorControl, ActorStats, run_actor
 from rlightning.buffer.local_buffer import LocalBuffer, LocalWriter
+from rlightning.chunks import ChunkedActions
 from rlightning.cluster.backend import ClusterState, batch_size
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup, host_envs
@@ -89,7 +91,11 @@ class InProcessBackend:
     ) -> None:
         await self._host.ready()
         await policy.start()
-        await run_actor(group, policy, writer, control=self._control, stats=stats)
+        space, ahead = group.meta.action_space, self._config.services.env.chunk_ahead
+        assert isinstance(space, gym.Space)
+        chunks = ChunkedActions(policy, writer, space, ahead=ahead)
+        await run_actor(group, chunks, chunks, control=self._control, stats=stats)
+        await chunks.finish()
 
     async def _close(self) -> None:
         self._control.stop()

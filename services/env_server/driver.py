@@ -11,10 +11,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, run_actor
+import gymnasium as gym
+
+from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, BufferPort, run_actor
 from rlightning.buffer.arguments import make_table
 from rlightning.buffer.remote_buffer import InsertClient, items_per_message
 from rlightning.buffer.routing import tables_of
+from rlightning.chunks import ChunkedActions
 from rlightning.env.attached import AttachedGroup
 from rlightning.env.control import Quorum
 from rlightning.env.hosting import HostedGroup
@@ -167,6 +170,7 @@ class Driver:
             "env_errors": sum(one.env_errors for one in stats.values()),
             "policy_errors": sum(one.policy_errors for one in stats.values()),
             "segments": sum(one.segments for one in stats.values()),
+            "actions_skipped": sum(a.chunks.skipped for a in actors if a.chunks is not None),
             "steps_dropped": sum(group.dropped for group in self._attached),
             "inserts_resent": sum(actor.buffer.resent for actor in actors),
             "last_errors": {name: one.last_error for name, one in stats.items() if one.last_error},
@@ -329,6 +333,8 @@ class _Actor:
             stats=latency,
         )
         self.steps = UnaskedSteps(self.buffer)
+        self.chunks: ChunkedActions | None = None
+        self._ahead = services.env.chunk_ahead
         self._info_keys = group.config.info_keys if isinstance(group, HostedGroup) else INFO_KEYS
 
     async def run(self) -> None:
@@ -341,15 +347,23 @@ class _Actor:
                 await self.group.came()
             await self._connected("buffer", self.buffer.start)
         if not self.control.stopping:
+            attached = isinstance(self.group, AttachedGroup)
+            buffer: BufferPort = self.steps if attached else self.buffer
+            space = self.group.meta.action_space
+            # A client with a control loop executes chunks by itself.
+            if isinstance(space, gym.Space) and not getattr(self.group, "wants_acks", False):
+                self.chunks = ChunkedActions(self.policy, buffer, space, ahead=self._ahead)
             await run_actor(
                 self.group,
-                self.policy,
-                self.steps if isinstance(self.group, AttachedGroup) else self.buffer,
+                self.chunks or self.policy,
+                self.chunks or buffer,
                 info_keys=self._info_keys,
                 control=self.control,
                 stats=self.stats,
                 traces=self._traces,
             )
+            if self.chunks is not None:
+                await self.chunks.finish()
 
     async def close(self) -> None:
         await asyncio.gather(self.policy.close(), self.buffer.close())
