@@ -164,12 +164,16 @@ class AttachedGroup:
         return env_ret
 
     async def drain(self) -> None:
-        """Stores what came after the step that was handed out last; nobody is asked about it."""
-        while self._inbox and self.store is not None:
+        """Stores the step that was handed out and is not answered, and those that came after it."""
+        if self.store is None:
+            return
+        if self._standing is not None:
+            (env_ret, _), self._standing = self._standing, None
+            await self._store(env_ret, None)
+        while self._inbox:
             came = self._inbox[0]
             env_ret, _ = self._pop()
-            env_ret.info = self._of_interest(env_ret.info)
-            await self.store(env_ret, came.response)
+            await self._store(env_ret, came.response)
 
     # What the session calls.
 
@@ -192,7 +196,7 @@ class AttachedGroup:
             InvalidRequestError: A step is missing, or is not what the spec says.
         """
         if self._left:
-            await self._ack(closing=True)
+            await self._ack()
             return
         for step in reader.message.steps.steps:
             # The last step before a restart comes again if the client still waits for its answer.
@@ -256,8 +260,12 @@ class AttachedGroup:
             self._asked, self._answer = (came if asked else None), None
             if asked or self.store is None:
                 return env_ret, continues
-            env_ret.info = self._of_interest(env_ret.info)
-            await self.store(env_ret, came.response)
+            await self._store(env_ret, came.response)
+
+    async def _store(self, env_ret: EnvRet, response: PolicyResponse | None) -> None:
+        assert self.store is not None
+        env_ret.info = self._of_interest(env_ret.info)
+        await self.store(env_ret, response)
 
     def _pop(self) -> tuple[EnvRet, bool]:
         """Returns the next EnvRet, counted, and whether it is the step after the last one."""
@@ -384,10 +392,10 @@ class AttachedGroup:
             self._ack_due = False
             await self._ack()
 
-    async def _ack(self, *, closing: bool = False) -> None:
+    async def _ack(self) -> None:
         """Says which steps were taken. Lost if the client is away: the welcome says it again."""
         if self.wants_acks:
-            ack = pb.AttachAck(taken_seq=self.taken_seq, closing=closing)
+            ack = pb.AttachAck(taken_seq=self.taken_seq, closing=self._left)
             await self._session.send(pb.AttachResponse(ack=ack))
 
     async def _wait(self) -> None:

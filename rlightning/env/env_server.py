@@ -109,6 +109,7 @@ class RemoteEnvServer(BaseEnv):
         """
         self._refresh()
         resets = [self.submit_reset(env_id, **kwargs) for env_id in self._metas]
+        wait(resets)
         return tuple(one.result() for one in resets)
 
     def step(self, policy_resp: PolicyResponse) -> EnvRet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ PREFIX = "rlightning_"
 _COLLECT_TIMEOUT_S = 5.0
 # A client that is silent for so long in the middle of its request is let go.
 _REQUEST_TIMEOUT_S = 10.0
+# Each connection holds a thread; Prometheus needs one.
+_MAX_CONNECTIONS = 32
 _LAG_EVERY_S = 0.25
 # The whole of an answer, which the actor and its client both measure.
 _TOTAL, _TWICE = "round_trip", "act"
@@ -166,7 +169,12 @@ class MetricsServer:
             self._server, self._thread = start_http_server(int(port), host.strip("[]"), registry)
         except (OSError, ValueError) as error:
             raise ConfigError(f"metrics: cannot listen on {address}: {error}") from error
-        self._server.RequestHandlerClass = _impatient(self._server.RequestHandlerClass)
+        places = threading.Semaphore(_MAX_CONNECTIONS)
+        handler = _bounded(self._server.RequestHandlerClass, places)
+        self._server.RequestHandlerClass = handler
+        self._server.verify_request = (  # type: ignore[method-assign]
+            lambda request, client_address: places.acquire(blocking=False)
+        )
         self.address = f"{host}:{self._server.server_port}"
         if not is_loopback(address):
             logger.warning("%s shows the metrics to anyone who reaches it", self.address)
@@ -212,11 +220,17 @@ class MetricsServer:
         self._timer = self._loop.call_at(now + _LAG_EVERY_S, self._look, now + _LAG_EVERY_S)
 
 
-def _impatient(base: Any) -> Any:
-    """Returns a request handler that lets a silent client go: each holds a thread and a file."""
+def _bounded(base: Any, places: threading.Semaphore) -> Any:
+    """Returns a request handler that lets a silent client go and its place with it."""
 
     class Handler(base):  # type: ignore[misc]
         timeout = _REQUEST_TIMEOUT_S
+
+        def __init__(self, *arguments: Any) -> None:
+            try:
+                super().__init__(*arguments)
+            finally:
+                places.release()
 
         def handle(self) -> None:
             with contextlib.suppress(OSError):  # silent for too long, or gone

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 from rlightning.actor import BufferPort
 from rlightning.chunks import blank_of
 from rlightning.types import EnvRet, PolicyResponse
+
+_LOG = logging.getLogger(__name__)
 
 # Steps that wait for the first answer, of which nobody knows yet what it looks like.
 _MAX_EARLY = 1024
@@ -33,8 +36,14 @@ class UnaskedSteps:
     async def insert(
         self, env_ret: EnvRet, response: PolicyResponse | None, *, new_segment: bool = False
     ) -> None:
-        """Stores a step that was answered, after those before it."""
-        if response is not None and self._blank is None:
+        """Stores a step that was answered, after those before it.
+
+        One without an answer is where the actor ended. More may have come after it by then: the
+        group hands it over once more, and what follows, when it drains.
+        """
+        if response is None:
+            return
+        if self._blank is None:
             self._blank = blank_of(response)
         await self._flush(None if new_segment else env_ret)
         await self._buffer.insert(env_ret, response, new_segment=new_segment)
@@ -54,6 +63,12 @@ class UnaskedSteps:
 
     async def finish(self) -> None:
         """Stores what is held back; nothing follows."""
+        if self._blank is None and len(self._waiting) > 1:
+            _LOG.warning(
+                "%s: %d steps came before the policy's first answer, and nobody has seen what "
+                "one looks like: they are no transitions",
+                *(self._waiting[0][0].env_id, len(self._waiting)),
+            )
         await self._flush(None)
 
     async def _flush(self, following: EnvRet | None) -> None:

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 from rlightning.env.remote_client import EnvStatus
 from rlightning.env.step_client import StepClient
@@ -146,14 +146,20 @@ class Connection:
     def begin_steps(
         self, responses: Sequence[PolicyResponse], *, autoreset: bool
     ) -> Future[list[EnvRet]]:
-        """Begins a step of several envs at once; returns a future for what they give, in order."""
+        """Begins a step of several envs at once; returns a future for what they give, in order.
+
+        It raises what the first env raised, once all of them have ended their step.
+        """
         client = self._opened()
 
         async def step_all() -> list[EnvRet]:
             steps = [client.step(one, autoreset=autoreset) for one in responses]
             if len(steps) == 1:
                 return [await steps[0]]
-            return list(await asyncio.gather(*steps))
+            results = await asyncio.gather(*steps, return_exceptions=True)
+            for failure in (one for one in results if isinstance(one, BaseException)):
+                raise failure
+            return cast("list[EnvRet]", results)
 
         return self._loop.submit(step_all())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, cast
 
 import gymnasium as gym
@@ -113,6 +113,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             )
             for env_id, start in zip(self.env_ids, self._starts, strict=False)
         ]
+        wait(resets)  # also if one fails: the next command would find the others busy
         env_rets = [reset.result() for reset in resets]
         return self._observations(env_rets), self._infos(env_rets)
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prove_checkpoint import p99, prove
+from benchmarks.prove_checkpoint import MOST_SLOWER, p99, prove
 
-MEGABYTES = 20
+MEGABYTES = 100
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.crash
+@pytest.mark.timeout(300)
 async def test_inserts_go_on_meanwhile_and_the_next_batches_are_the_same(tmp_path: Path) -> None:
-    proof = await prove(MEGABYTES, tmp_path, "process", idle_s=0.5)
+    proof = await prove(MEGABYTES, tmp_path, "process", idle_s=2.0)
     assert proof.equal
     assert proof.nbytes > 0.9e6 * MEGABYTES
-    # Generous, since tests run on machines that do other things: a loop that is held up takes longer.
-    assert p99(proof.busy_ms) < 10e3
+    # Twice the bound, or half a second, since tests run on machines that do other things.
+    assert p99(proof.busy_ms) < max(2 * MOST_SLOWER * p99(proof.idle_ms), 500)
     assert proof.restore_s < 60

@@ -145,3 +145,13 @@ def test_a_failing_row_is_told_and_the_others_are_there():
         envs.reset()
         envs.step(actions)
         envs.close()
+
+
+def test_a_row_that_fails_is_told_when_the_others_have_ended_their_step():
+    with env_server(hosted(f"{ENVS}:BreakingOrSlow", num_workers=2)) as server:
+        envs = RemoteVectorEnv(server.address)
+        envs.reset()
+        with pytest.raises(RemoteError, match="env 'env-0-0'.* the arm fell off"):
+            envs.step(np.array([[1], [0]], np.float32))
+        envs.reset()
+        envs.close()

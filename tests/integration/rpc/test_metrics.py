@@ -173,3 +173,27 @@ def test_a_client_that_says_nothing_holds_no_thread_for_ever(monkeypatch):
             assert silent.recv(1) == b""  # the server has closed it
     finally:
         server.close()
+
+
+def test_more_connections_than_there_are_places_are_closed(monkeypatch):
+    monkeypatch.setattr("rlightning.rpc.metrics._MAX_CONNECTIONS", 2)
+    server = MetricsServer("127.0.0.1:0", lambda metrics: metrics.gauge("x", "X.", 1))
+    try:
+        host, _, port = server.address.rpartition(":")
+        address = (host, int(port))
+        with socket.create_connection(address, timeout=30) as first:
+            with socket.create_connection(address, timeout=30):
+                with socket.create_connection(address, timeout=30) as third:
+                    assert third.recv(1) == b""
+            first.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert first.recv(4) == b"HTTP"
+
+        def served():
+            try:
+                return "rlightning_x 1.0" in fetch(server.address)
+            except OSError:
+                return False
+
+        wait_until(served)  # as soon as the others have gone
+    finally:
+        server.close()

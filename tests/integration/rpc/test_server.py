@@ -102,7 +102,7 @@ async def test_a_stop_with_idle_streams_and_watchers_uses_none_of_the_grace():
             assert time.monotonic() - begun < 15
             watch.cancel()
         drain = pb.ActResponse.FromString(await call.read()).drain
-        assert 3000 < drain.deadline_ms <= 5000
+        assert 15_000 < drain.deadline_ms <= 30_000
         assert client.session.draining
         await assert_eventually(lambda: not client.session.connected)
         assert client.session.failure is None  # it tries again, for it may come back

@@ -120,6 +120,16 @@ class Breaking(Counting):
         return super().step(action)
 
 
+class BreakingOrSlow(Counting):
+    """Raises at once at an action above 0, and takes a while for others."""
+
+    def step(self, action):
+        if action[0] > 0:
+            raise RuntimeError("the arm fell off")
+        time.sleep(0.3)
+        return super().step(action)
+
+
 class AlwaysBreaking(Counting):
     """Raises in every step."""
 
