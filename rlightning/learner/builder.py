@@ -13,6 +13,7 @@ from rlightning.learner.dqn import DQN, QNetwork
 from rlightning.learner.loop import Algorithm
 from rlightning.learner.own_loss import OwnLoss
 from rlightning.learner.ppo import PPO, ActorCritic
+from rlightning.learner.recurrent_ppo import RecurrentActorCritic, RecurrentPPO
 from rlightning.learner.replay_loop import ReplayAlgorithm
 from rlightning.learner.sac import SAC, SquashedActorCritics
 from rlightning.learner.vtrace import VTracePPO
@@ -76,6 +77,8 @@ def build_learner(config: MainConfig, env_meta: EnvMeta) -> Algorithm:
                 f"learner.algorithm '{name}' cannot train policy.type '{config.policy.type}': it "
                 f"needs {has}"
             )
+        if isinstance(policy, RecurrentActorCritic) and name in ("ppo", "vtrace"):
+            make = _recurrent(name, config)
     try:
         algorithm: Algorithm = make(policy, config.learner, config.train, seed=config.train.seed)
     except RLightningError:
@@ -90,6 +93,21 @@ def build_learner(config: MainConfig, env_meta: EnvMeta) -> Algorithm:
         methods = "update, weights, state and restore" + (", explore, priorities" * replays)
         raise ConfigError(f"learner.algorithm '{name}' made {algorithm!r}, which lacks {methods}")
     return algorithm
+
+
+def _recurrent(name: str, config: MainConfig) -> Callable[..., Algorithm]:
+    """Returns what trains a policy with a memory."""
+    if name != "ppo":
+        raise ConfigError(
+            f"learner.algorithm '{name}' cannot train policy.type '{config.policy.type}': it looks "
+            "at single steps, and the policy remembers; 'ppo' can"
+        )
+    if not config.policy.store_state:
+        raise ConfigError(
+            f"policy.store_state must be true to train policy.type '{config.policy.type}': "
+            "sequences begin with the state that was stored"
+        )
+    return RecurrentPPO
 
 
 def _find(name: str) -> Callable[..., Any]:
