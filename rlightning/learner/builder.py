@@ -77,8 +77,8 @@ def build_learner(config: MainConfig, env_meta: EnvMeta) -> Algorithm:
                 f"learner.algorithm '{name}' cannot train policy.type '{config.policy.type}': it "
                 f"needs {has}"
             )
-        if isinstance(policy, RecurrentActorCritic) and name in ("ppo", "vtrace"):
-            make = _recurrent(name, config)
+        if name != "policy" and policy.initial_state(1) is not None:
+            make = _recurrent(name, policy, config)
     try:
         algorithm: Algorithm = make(policy, config.learner, config.train, seed=config.train.seed)
     except RLightningError:
@@ -95,12 +95,13 @@ def build_learner(config: MainConfig, env_meta: EnvMeta) -> Algorithm:
     return algorithm
 
 
-def _recurrent(name: str, config: MainConfig) -> Callable[..., Algorithm]:
-    """Returns what trains a policy with a memory."""
-    if name != "ppo":
+def _recurrent(name: str, policy: BasePolicy, config: MainConfig) -> Callable[..., Algorithm]:
+    """Returns what trains a policy that keeps state."""
+    if name != "ppo" or not isinstance(policy, RecurrentActorCritic):
         raise ConfigError(
             f"learner.algorithm '{name}' cannot train policy.type '{config.policy.type}': it looks "
-            "at single steps, and the policy remembers; 'ppo' can"
+            "at single steps, and the policy remembers (initial_state); 'ppo' trains one with a "
+            "module 'memory', as RecurrentActorCriticPolicy has, and 'policy' any"
         )
     if not config.policy.store_state:
         raise ConfigError(

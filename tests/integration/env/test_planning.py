@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from rlightning.buffer.remote_buffer import SampleClient
+from rlightning.testing import assert_eventually
 from tests.integration.env.planning import H
+from tests.integration.env.test_attach import CART, attached, cluster, stepped
 from tests.integration.env.test_env_server import env_server
 
 POLICY = {
@@ -51,3 +54,17 @@ async def test_plans_are_executed_and_stored_with_what_was_remembered(ahead, sta
     assert columns["action_source"].tolist() == np.ones((steps, rows)).tolist()
     assert ahead or plans < steps * rows
     assert ahead or not stats["actions_skipped"]
+
+
+async def test_the_plan_of_an_attached_env_is_executed_by_the_actor():
+    async with cluster(CART, POLICY) as running:
+        async with attached(running.env_address, gym.make("CartPole-v1")) as client:
+            await stepped(client, 60)
+        await assert_eventually(lambda: not running.service._driver._farewells, 40)
+        columns = await running.buffer.get()
+    assert client.outcome == [None]
+    step, answered = columns["step"], columns["policy_version"] >= 0
+    # Each group has one row, so its plans are as long as they can be.
+    assert (columns["action"] == (step // H + 1 + step % H) % 2).all()
+    assert (answered == (step % H == 0)).all()
+    assert (columns["asked"][answered] == step[answered] // H + 1).all()

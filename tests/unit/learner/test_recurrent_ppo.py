@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from rlightning.errors import ConfigError, PolicyError
 from rlightning.learner import build_learner
 from rlightning.learner.recurrent_ppo import RecurrentPPO
-from rlightning.policy import PolicyGroup, build_policy
+from rlightning.policy import ActorCriticPolicy, PolicyGroup, build_policy
 from rlightning.policy.weights import load_weights, parse_weights
 from rlightning.types import ActionSource, BatchedData, EnvMeta, EnvRet
 from rlightning.utils.config import MainConfig
@@ -151,6 +152,9 @@ def test_what_it_cannot_train_is_said() -> None:
     vtrace.learner.algorithm = "vtrace"
     with pytest.raises(ConfigError, match="'vtrace' cannot train.*the policy remembers"):
         build_learner(vtrace, META)
+    with patch.object(ActorCriticPolicy, "initial_state", lambda self, n: torch.zeros(n, 1)):
+        with pytest.raises(ConfigError, match="'ppo' trains one with a module 'memory'"):
+            build_learner(config(type="actor_critic"), META)
     ppo = build_learner(config(), META)
     group, _ = acting(config())
     columns = Recall(group).rollout()
