@@ -16,7 +16,7 @@ NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu 
 
 .DEFAULT_GOAL := help
 .PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-real-env ci bench bench-smoke prove-demo \
-  prove-flakes prove-sb3 prove-learning prove-crash prove-checkpoint \
+  prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint \
   protos protos-check protos-breaking lint format types layers pythons wheel cover clean
 
 help:  ## Show what can be made.
@@ -117,6 +117,9 @@ prove-crash: $(VENV)/.dev  ## Kill the buffer server 200 times; nothing that it 
 
 prove-checkpoint: $(VENV)/.dev  ## Checkpoint 2 GB while writers write, and load it again.
 	$(BIN)/python -m benchmarks.prove_checkpoint 2000
+
+prove-robot: $(VENV)/.dev  ## Cut off a robot on another machine, restart its servers, narrow its link; needs root, iproute2.
+	$(BIN)/python -m tests.netns.robot
 
 prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
 	$(BIN)/python -m benchmarks.prove_sb3

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -120,6 +121,8 @@ async def run_actor(
     control: ActorControl | None = None,
     stats: ActorStats | None = None,
     traces: TraceLog | None = None,
+    max_steps: int | None = None,
+    new_segment: bool = False,
 ) -> None:
     """Steps one group until it is told to stop: asks, stores what was seen and answered, steps.
 
@@ -137,6 +140,8 @@ async def run_actor(
         control: Pauses and stops; None: runs until cancelled.
         stats: Counts.
         traces: Takes traces of some steps, as often as it says.
+        max_steps: Ends after so many executed answers; None: does not.
+        new_segment: Joins nothing that was stored before to what comes.
 
     Raises:
         EnvError: The env failed again and again.
@@ -148,9 +153,11 @@ async def run_actor(
     stats = ActorStats() if stats is None else stats
     traces = TraceLog() if traces is None else traces
     actor = _Actor(env, policy, InfoFilter(info_keys), mode, purpose, control, stats, traces)
+    if new_segment:
+        actor.begin_segment()
     control.enter()
     try:
-        await actor.run(buffer if purpose is Purpose.TRAIN else None)
+        await actor.run(buffer if purpose is Purpose.TRAIN else None, max_steps)
     finally:
         control.leave()
 
@@ -180,13 +187,14 @@ class _Actor:
         self._failures = 0
         self._new_segment = False
 
-    async def run(self, buffer: BufferPort | None) -> None:
+    async def run(self, buffer: BufferPort | None, max_steps: int | None) -> None:
         control, stats, resets = self._control, self._stats, self._control.resets
+        last = inf if max_steps is None else stats.steps + max_steps
         env_ret: EnvRet | None = await self._reset()
-        while env_ret is not None and await control.go_on():
+        while env_ret is not None and stats.steps < last and await control.go_on():
             if resets != control.resets:
                 resets = control.resets
-                self._begin_segment()
+                self.begin_segment()
                 env_ret = await self._reset()
                 continue
             env_ret.info = self._of_interest(env_ret.info)
@@ -248,7 +256,7 @@ class _Actor:
             except PreconditionError as error:
                 if error.reason != "STATE_LOST" or self._new_segment:
                     raise
-                self._begin_segment()
+                self.begin_segment()
             except (PolicyError, RemoteError) as error:
                 if not _may_pass(error):
                     raise
@@ -269,7 +277,7 @@ class _Actor:
         except EnvError as error:
             if self._control.stopping:  # a client that has left takes no more steps
                 return None
-            self._begin_segment()
+            self.begin_segment()
             self._stats.env_errors += 1
             await self._back_off("env", error)
             return await self._reset()
@@ -288,7 +296,7 @@ class _Actor:
                 await self._back_off("env", error)
         return None
 
-    def _begin_segment(self) -> None:
+    def begin_segment(self) -> None:
         """Notes that nothing before the next item may be joined to it."""
         if not self._new_segment:
             self._new_segment = True

@@ -237,10 +237,15 @@ class BufferClient:
         )
         return response.updated
 
-    async def checkpoint(self, *, timeout_s: float = _CHECKPOINT_TIMEOUT_S) -> Checkpoint | None:
+    async def checkpoint(
+        self, keep: Sequence[str] | None = None, *, timeout_s: float = _CHECKPOINT_TIMEOUT_S
+    ) -> Checkpoint | None:
         """Writes everything that the server holds to its disk, while it goes on.
 
         Args:
+            keep: Names of older checkpoints that the caller refers to, as it will to this one: none
+                of them is removed before the next call that has this argument. None: nobody refers
+                to this one, and it goes when it is not among the newest.
             timeout_s: How long it may take, in seconds.
 
         Returns:
@@ -254,7 +259,7 @@ class BufferClient:
             response = await unary(
                 self._channel,
                 f"/{SERVICE}/Checkpoint",
-                pb.CheckpointRequest(),
+                pb.CheckpointRequest(hold=keep is not None, keep=keep or ()),
                 pb.CheckpointResponse,
                 timeout=timeout_s,
             )

@@ -24,9 +24,11 @@ from rlightning.cli.options import (
     Token,
     TokenFile,
     client_auth,
+    key_values,
     read_run_config,
 )
 from rlightning.cluster.guard import EXIT_FAILED, one_line_errors
+from rlightning.errors import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -102,6 +104,20 @@ def train(
             "with the config of that run.",
         ),
     ] = None,
+    or_anew: Annotated[
+        bool,
+        typer.Option(
+            "--or-anew",
+            help="Start anew where `--resume latest` finds no checkpoint, or `--resume` is empty, "
+            "and say which.",
+        ),
+    ] = False,
+    lockstep: Annotated[
+        bool,
+        typer.Option(
+            "--lockstep", help="Let envs and learner take turns: slow, and the same every time."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON line on stdout, the rest on stderr.")
     ] = False,
@@ -113,17 +129,29 @@ def train(
     Exits with 0 when the target was reached (without a target: when all steps were taken), else 1.
     """
     with one_line_errors(debug=debug):
-        from rlightning.cluster.past_runs import find_run
+        from rlightning.cluster.past_runs import LATEST, find_resumable, find_run
+        from rlightning.cluster.runs import run_name
         from rlightning.cluster.train import train as run_training
 
-        before = None
+        before, note = None, ""
+        if or_anew and not (configs or config):
+            raise ConfigError("--or-anew: expected a CONFIG to start with")
+        if or_anew and not resume:
+            resume, note = None, "starts anew"
         if resume is not None and not (configs or config):
             before = find_run(resume)
             configs = [before / "config.yaml"]
+        if lockstep:
+            overrides = [*(overrides or []), "train.lockstep=true"]
         effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
-        if resume is not None and before is None:
+        if or_anew and resume == LATEST:
+            before = find_resumable(effective)
+            if before is None:
+                folder = Path(effective.log.log_dir) / run_name(effective)
+                note = f"starts anew: no run in {folder} has a checkpoint"
+        elif resume is not None and before is None:
             before = find_run(resume, effective)
         reached = run_training(
             effective,
@@ -131,6 +159,7 @@ def train(
             quiet=quiet,
             as_json=as_json,
             resume=before,
+            note=note,
         )
     raise typer.Exit(0 if reached else EXIT_FAILED)
 
@@ -181,7 +210,10 @@ def evaluate(
 
 @app.command()
 def health(
-    address: Annotated[str, typer.Argument(metavar="ADDR", help="HOST:PORT of a service.")],
+    address: Annotated[
+        str,
+        typer.Argument(metavar="ADDR", help="HOST:PORT of a service; a name may have replicas."),
+    ],
     check: Annotated[
         str,
         typer.Option(
@@ -195,12 +227,10 @@ def health(
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Exit 0 if a service is SERVING, else 1."""
+    """Exit 0 if a service is SERVING, all of its replicas if it has several, else 1."""
     import asyncio
 
-    from rlightning.errors import ConfigError
-    from rlightning.rpc.health import ServingStatus
-    from rlightning.rpc.health import check as ask
+    from rlightning.rpc.health import ServingStatus, check_replicas
     from rlightning.utils.config.rpc import check_address
 
     with one_line_errors(debug=False):
@@ -209,9 +239,94 @@ def health(
         except ValueError as error:
             raise ConfigError(f"ADDR: {error}") from None
         auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
-        status = asyncio.run(ask(address, check, timeout_s=timeout, auth=auth))
-    typer.echo(status.name)
-    raise typer.Exit(0 if status is ServingStatus.SERVING else EXIT_FAILED)
+        asked = check_replicas(address, check, timeout_s=timeout, auth=auth)
+        answers = asyncio.run(asked)
+        for replica, answer in answers.items():
+            if len(answers) > 1:
+                said = answer.name if isinstance(answer, ServingStatus) else f"error: {answer}"
+                typer.echo(f"{replica}  {said}")
+            elif isinstance(answer, ServingStatus):
+                typer.echo(answer.name)
+            else:
+                raise answer
+    serving = all(answer is ServingStatus.SERVING for answer in answers.values())
+    raise typer.Exit(0 if serving else EXIT_FAILED)
+
+
+@app.command()
+def top(
+    names: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Argument(
+            metavar="[ADDR... | CONFIG | RUN]",
+            help="Services, a config, or the folder of a run; default: the last run.",
+        ),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Show one view; exit 1 unless all are SERVING.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line, per interval.")
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    token: Token = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    debug: Debug = False,
+) -> None:
+    """Show a running cluster: health, sessions, rates, queues, buffers, latency by stage."""
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.sight import find_sight
+        from rlightning.cluster.top import top as run_top
+
+        auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
+        given = any((token, token_file, ca, cert, key))
+        sight = find_sight(names or [], auth if given else None)
+        serving = run_top(sight, once=once, as_json=as_json, interval_s=interval)
+    raise typer.Exit(0 if serving or not once else EXIT_FAILED)
+
+
+@app.command()
+def doctor(
+    configs: Configs = None,
+    config: MoreConfigs = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    bundle: Annotated[
+        Optional[Path],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(
+            metavar="FILE", help="Also pack configs without secrets, versions, logs: .zip, .tar.gz."
+        ),
+    ] = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    debug: Debug = False,
+) -> None:
+    """Look for what keeps a cluster from working, say how to fix it, and measure its links.
+
+    Takes about 3 s for each service. Exits with 1 when it finds an error.
+    """
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.bundle import check_bundle_name, write_bundle
+        from rlightning.cluster.doctor import doctor as examine
+        from rlightning.cluster.doctor import sight_to_examine
+
+        if bundle is not None:
+            check_bundle_name(bundle)
+        effective = read_run_config(configs, config, overrides, name=None, restart_window_s=None)
+        auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
+        given = any((token, token_file, ca, cert, key))
+        sight = sight_to_examine(effective, auth if given else None)
+        diagnosis = examine(effective, sight, as_json=as_json)
+        if bundle is not None:
+            write_bundle(bundle, effective, diagnosis, sight.run)
+            typer.echo(f"wrote {bundle}", err=as_json)
+    raise typer.Exit(0 if diagnosis.ok else EXIT_FAILED)
 
 
 @app.command()
@@ -240,6 +355,13 @@ def attach(
         int, typer.Option(help="Steps to keep while the server is away.")
     ] = 10_000,
     spool_mb: Annotated[float, typer.Option(help="Megabytes of them.")] = 256.0,
+    camera: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(
+            metavar="KEY=CODEC[:QUALITY][@WIDTHxHEIGHT]",
+            help="Send pictures as png, jpeg or none, such as wrist=jpeg:80@320x240; repeatable.",
+        ),
+    ] = None,
     token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -262,6 +384,7 @@ def attach(
             max_action_age_ms=max_action_age_ms,
             spool_steps=spool_steps,
             spool_mb=spool_mb,
+            cameras=key_values(camera, "--camera"),
             auth=auth,
         )
 

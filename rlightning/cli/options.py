@@ -125,6 +125,25 @@ def client_auth(
     return ClientAuthConfig(token=token, **shown)
 
 
+def key_values(items: list[str] | None, option: str) -> dict[str, str]:
+    """Reads `KEY=VALUE` as given to an option that may be repeated.
+
+    Raises:
+        ConfigError: One has no `=`, or a key comes twice.
+    """
+    from rlightning.errors import ConfigError
+
+    found: dict[str, str] = {}
+    for item in items or []:
+        key, equals, value = item.rpartition("=")
+        if not equals or not key:
+            raise ConfigError(f"{option}: expected KEY=VALUE, got {item!r}")
+        if key in found:
+            raise ConfigError(f"{option}: {key!r} comes twice")
+        found[key] = value
+    return found
+
+
 def _files(configs: list[Path] | None, more: list[Path] | None) -> list[Path]:
     from rlightning.errors import ConfigError
 

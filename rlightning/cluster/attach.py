@@ -32,7 +32,7 @@ def attach(
     name: str | None = None,
     num_envs: int = 1,
     auth: ClientAuthConfig | None = None,
-    **control: Any,
+    **options: Any,
 ) -> None:
     """Steps an env for a cluster until Ctrl-C, or until the env has finished.
 
@@ -43,7 +43,7 @@ def attach(
         name: Who this is, unique among the clients of the server.
         num_envs: Rows that are stepped together.
         auth: Token and certificates.
-        **control: Of `RemoteEnvClient`: `control_hz` and what belongs to it.
+        **options: Of `RemoteEnvClient`: `control_hz` and what belongs to it, `cameras`.
 
     Raises:
         ConfigError: There is no such env, or an argument is not valid.
@@ -61,7 +61,7 @@ def attach(
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     add_import_paths([])
     client = RemoteEnvClient(
-        _make(env, num_envs), host.strip("[]"), int(port), name=name, auth=auth, **control
+        _make(env, num_envs), host.strip("[]"), int(port), name=name, auth=auth, **options
     )
     typer.echo(f"attaching {env} to {server} as {client.name}")
     with client, _shown(client):

@@ -39,12 +39,22 @@ class Backend(ReplaySource, Protocol):
     service is gone for good.
     """
 
+    @property
+    def config(self) -> MainConfig:
+        """The effective config: services that the run has started have the addresses they bound."""
+        ...
+
     def env_metas(self) -> list[EnvMeta]:
         """Returns the spaces and sizes of the envs, one entry per group of rows."""
         ...
 
-    def snapshot(self) -> str | None:
-        """Lets the buffer write a snapshot and returns its name; None if it writes none."""
+    def snapshot(self, keep: Sequence[str]) -> str | None:
+        """Lets the buffer write a snapshot and returns its name; None if it writes none.
+
+        Args:
+            keep: Names of earlier ones that manifests still have: the buffer keeps them, and the
+                new one, until the next call.
+        """
         ...
 
     def observe(self) -> ClusterState:

@@ -72,7 +72,7 @@ class Display:
     def latency_table(self, latencies: Mapping[str, Mapping[str, float]]) -> None:
         """Shows the latencies of a finished run."""
         with self._lock:
-            self._console.print(_latency_table(latencies))
+            self._console.print(latency_table(latencies))
 
     def _panel(self, progress: Progress) -> RenderableType:
         facts = Table.grid(padding=(0, 3))
@@ -90,10 +90,11 @@ class Display:
         )
         bar = Table.grid()  # a bar alone does not end its line
         bar.add_row(ProgressBar(total=self._total_steps, completed=progress.env_steps, width=60))
-        return Group(bar, facts, _latency_table(progress.latencies))
+        return Group(bar, facts, latency_table(progress.latencies))
 
 
-def _latency_table(latencies: Mapping[str, Mapping[str, float]]) -> Table:
+def latency_table(latencies: Mapping[str, Mapping[str, float]]) -> Table:
+    """Returns a table of latency summaries by name; what was not measured is `-`."""
     # One side of padding: all columns fit into the 80 that a pipe has.
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("latency", no_wrap=True)

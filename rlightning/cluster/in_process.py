@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 from typing_extensions import Self
@@ -16,6 +16,7 @@ from rlightning.chunks import ChunkedActions
 from rlightning.cluster.backend import ClusterState, batch_size
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup, host_envs
+from rlightning.env.lockstep import Round
 from rlightning.errors import ConfigError, DeadlineExceededError
 from rlightning.latency import LatencyStats
 from rlightning.rpc.loop import shared_loop
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
     from rlightning.policy import LocalPolicy
 
 _STOP_S = 5.0
+
+
+class _Actor(NamedTuple):
+    """A group, and who answers and stores it."""
+
+    group: HostedGroup
+    policy: LocalPolicy
+    writer: LocalWriter
+    stats: ActorStats
 
 
 class InProcessBackend:
@@ -46,6 +56,7 @@ class InProcessBackend:
         self._latency = LatencyStats(enabled=config.log.latency)
         self._writers: list[LocalWriter] = []
         self._actors: list[asyncio.Task[None]] = []
+        self._in_turn: list[_Actor] = []
 
     def __enter__(self) -> Self:
         self._loop.run(self._open())
@@ -71,7 +82,7 @@ class InProcessBackend:
             )
         self._control = ActorControl()
         self._buffer = LocalBuffer(config.buffer)
-        self._host = PolicyHost(config.policy)
+        self._host = PolicyHost(config.policy, lockstep=config.train.lockstep)
         await self._host.start()
         self._groups = await host_envs(
             hosted,
@@ -84,31 +95,43 @@ class InProcessBackend:
             stats = ActorStats(latency=self._latency)
             writer = self._buffer.writer(group.meta)
             self._writers.append(writer)
-            self._actors.append(asyncio.create_task(self._act(group, policy, writer, stats)))
+            actor = _Actor(group, policy, writer, stats)
+            self._in_turn.append(actor)
+            if not config.train.lockstep:
+                self._actors.append(asyncio.create_task(self._act(actor)))
 
-    async def _act(
-        self, group: HostedGroup, policy: LocalPolicy, writer: LocalWriter, stats: ActorStats
-    ) -> None:
+    async def _act(self, actor: _Actor) -> None:
         await self._host.ready()
-        await policy.start()
-        space, ahead = group.meta.action_space, self._config.services.env.chunk_ahead
-        assert isinstance(space, gym.Space)
-        chunks = ChunkedActions(policy, writer, space, ahead=ahead)
-        await run_actor(group, chunks, chunks, control=self._control, stats=stats)
+        await actor.policy.start()
+        chunks = self._chunks_of(actor)
+        await run_actor(actor.group, chunks, chunks, control=self._control, stats=actor.stats)
         await chunks.finish()
+
+    def _chunks_of(self, actor: _Actor) -> ChunkedActions:
+        space = actor.group.meta.action_space
+        assert isinstance(space, gym.Space)
+        # What comes when must not matter in lockstep.
+        ahead = 0 if self._config.train.lockstep else self._config.services.env.chunk_ahead
+        return ChunkedActions(actor.policy, actor.writer, space, ahead=ahead)
 
     async def _close(self) -> None:
         self._control.stop()
         # An actor that waits for room in the buffer would wait for a learner that has gone.
-        await asyncio.wait(self._actors, timeout=0.1)
-        for actor in self._actors:
-            actor.cancel()
-        await asyncio.wait(self._actors, timeout=_STOP_S)
+        if self._actors:
+            await asyncio.wait(self._actors, timeout=0.1)
+            for actor in self._actors:
+                actor.cancel()
+            await asyncio.wait(self._actors, timeout=_STOP_S)
         for group in self._groups:
             await group.close()
         for writer in self._writers:
             writer.close()
         await self._host.close()
+
+    @property
+    def config(self) -> MainConfig:
+        """The config, in which no service has an address."""
+        return self._config
 
     def env_metas(self) -> list[EnvMeta]:
         """Returns the spaces and sizes of the envs, one entry per group of rows."""
@@ -139,6 +162,32 @@ class InProcessBackend:
         else:
             self._control.start()
 
+    def collect(self, begin: int, stop: Callable[[], bool]) -> None:
+        """Lets the envs take a round of lockstep, and returns when it is stored."""
+        self._loop.run(self._collect(begin))
+
+    async def _collect(self, begin: int) -> None:
+        self._buffer.ack()
+        await self._host.ready()
+        config, started = self._config, self.env_steps() > 0
+        for index, actor in enumerate(self._in_turn):
+            if not started:
+                await actor.policy.start()
+            chunks = self._chunks_of(actor)
+            await run_actor(
+                Round(actor.group, index, begin, config.train.seed),
+                chunks,
+                chunks,
+                control=self._control,
+                stats=actor.stats,
+                max_steps=config.buffer.rollout_length,
+                new_segment=True,
+            )
+            await chunks.finish()
+        if config.buffer.type == "ReplayBuffer":
+            for group in self._groups:
+                self._buffer.table.truncate(group.env_id)
+
     def update_priorities(self, columns: Mapping[str, Any], priorities: Any) -> None:
         """Sets the priorities of a batch's rows."""
         self._loop.run(self._update_priorities(columns, priorities))
@@ -148,7 +197,7 @@ class InProcessBackend:
             columns["sample_index"], priorities, columns["sample_generation"]
         )
 
-    def snapshot(self) -> str | None:
+    def snapshot(self, keep: Sequence[str]) -> str | None:
         """Returns None: what is in memory has no snapshots."""
         return None
 

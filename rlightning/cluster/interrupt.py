@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_LOOK_S = 0.5
+
+
+def interrupt_without_parent() -> None:
+    """From now on, ends this process as SIGTERM does once the process that started it is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raises KeyboardInterrupt on SIGTERM and SIGHUP; call it in the main thread.
+    """Raises KeyboardInterrupt(number) on SIGTERM and SIGHUP; call it in the main thread.
 
     A SIGHUP that is ignored, as under nohup, stays so. Libraries that raise something else once
     they are interrupted, as TensorDict does in a context, still end as interrupted.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     if before[signal.SIGHUP] is signal.SIG_IGN:
@@ -28,7 +45,7 @@ def interruptible() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if isinstance(error.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from error
+            raise KeyboardInterrupt(*error.__context__.args) from error
         raise
     finally:
         for number, handler in before.items():

@@ -29,6 +29,8 @@ class Keeper:
         backend: Whose buffer writes snapshots.
         monitor: Knows the mean return.
         algorithm: What learns.
+        resumed: The buffer snapshot that this run goes on from, if it does: it is kept until a
+            checkpoint of this run takes its place.
     """
 
     def __init__(
@@ -38,9 +40,14 @@ class Keeper:
         backend: Backend,
         monitor: Monitor,
         algorithm: Algorithm,
+        resumed: str | None = None,
     ) -> None:
         save_dir = config.train.save_dir
-        self._checkpoints = Checkpoints(run.checkpoints if save_dir is None else Path(save_dir))
+        self._checkpoints = Checkpoints(
+            run.checkpoints if save_dir is None else Path(save_dir), config.train.save_keep
+        )
+        self._resumed = [] if resumed is None else [resumed]
+        self._saved = -1  # updates up to the last checkpoint
         self._replays = config.buffer.type == "ReplayBuffer"
         self._backend = backend
         self._monitor = monitor
@@ -56,9 +63,11 @@ class Keeper:
             self._keep_best(stats, weights, mean)
 
     def save(self, stats: LearnerStats, weights: bytes) -> None:
-        """Writes a checkpoint to go on from."""
+        """Writes a checkpoint to go on from, unless nothing was learned since the last one."""
         from rlightning.learner.state_file import dump_state  # not before now: it loads torch
 
+        if stats.updates == self._saved:
+            return
         mean = self._monitor.mean_return
         self._checkpoints.save(
             stats,
@@ -67,6 +76,8 @@ class Keeper:
             mean_return=mean,
             buffer_snapshot=self._snapshot(),
         )
+        self._saved = stats.updates
+        self._resumed = []
         if mean is not None and (self._best is None or mean > self._best):
             self._keep_best(stats, weights, mean)
 
@@ -79,6 +90,6 @@ class Keeper:
         if not self._replays:
             return None
         try:
-            return self._backend.snapshot()
+            return self._backend.snapshot([*self._resumed, *self._checkpoints.snapshots])
         except RLightningError:  # a learner that saves in its end must save all the same
             return None

@@ -86,11 +86,21 @@ class LocalLauncher:
                     raise
                 raise ClusterError(f"{error}; logs in {logs}") from None
             on_failure.pop_all()
+        self._restart_with_all()
         self._run.begin()
         for section in self.sections:
             watcher = threading.Thread(target=self._watch, args=(section,), daemon=True)
             watcher.start()
             self._watchers.append(watcher)
+
+    def _restart_with_all(self) -> None:
+        """Lets a buffer server that began with a checkpoint come back with all that it has then."""
+        buffer = self.config.buffer
+        if buffer.restore not in ("none", "latest"):
+            buffer.restore = "latest"
+            for section in self._shards:
+                self._tell_listeners(section)
+            self._run.save_config(self.config)
 
     def check(self) -> None:
         """Raises when a service is gone for good.
@@ -127,8 +137,10 @@ class LocalLauncher:
     def summary(self) -> Iterator[str]:
         """Yields one line for each service: its state and where it is dialled."""
         for section in self.sections:
-            state = "SERVING" if self.probe(section) else "waits for weights"
-            yield f"{label_of(section):14} {state}  {self.address(section)}"
+            serving = self._serving(section)
+            state = "SERVING" if serving else "waits for weights"
+            several = f"  {serving} replicas" if serving > 1 else ""
+            yield f"{label_of(section):14} {state}  {self.address(section)}{several}"
 
     def address(self, section: str) -> str:
         """Returns where a service is dialled."""
@@ -177,6 +189,9 @@ class LocalLauncher:
         own: dict[str, Any] = {"services": {"buffer": {"listen": listen}}}
         if self.config.buffer.data_dir is not None:
             own["buffer"] = {"data_dir": str(Path(self.config.buffer.data_dir) / section)}
+            names = self.config.buffer.restore.split(",")
+            if len(names) == len(self._shards):  # each has a checkpoint of its own
+                own["buffer"]["restore"] = names[list(self._shards).index(section)]
         write_atomically(file, Config.from_dict(own).to_yaml(), mode=0o600)
         return ("--config", str(file))
 
@@ -216,14 +231,21 @@ class LocalLauncher:
             raise ClusterError(f"{complaint} after {timeout_s:g} s (services.start_timeout_s)")
 
     def probe(self, section: str, check: str = health.OVERALL) -> bool:
-        """Returns whether a check of a service is SERVING; blocks for at most a second."""
+        """Returns whether a check of a service, or of one of its replicas, is SERVING.
+
+        Blocks for at most a second, or two where a name server does not answer.
+        """
+        return self._serving(section, check) > 0
+
+    def _serving(self, section: str, check: str = health.OVERALL) -> int:
         service = self._service(section)
         address, auth = service.dial_address, service.auth
-        asked = health.check(address, check, timeout_s=_PROBE_S, auth=auth)
+        asked = health.check_replicas(address, check, timeout_s=_PROBE_S, auth=auth)
         try:
-            return shared_loop().run(asked) is health.ServingStatus.SERVING
+            answers = shared_loop().run(asked)
         except RemoteError:
-            return False
+            return 0
+        return sum(answer is health.ServingStatus.SERVING for answer in answers.values())
 
     def _watch(self, section: str) -> None:
         """Follows one service until the run ends or the service is gone for good."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from rlightning.cluster.runs import run_name
 from rlightning.errors import ConfigError
-from rlightning.learner.checkpoints import Checkpoint
+from rlightning.learner.checkpoints import MANIFEST, Checkpoint
 from rlightning.utils.config import MainConfig, load_config
 
 LATEST = "latest"
@@ -37,6 +38,22 @@ def find_run(name: str, config: MainConfig | None = None) -> Path:
     return folder.resolve()
 
 
+def find_resumable(config: MainConfig) -> Path | None:
+    """Returns the folder of the newest run of a config's name that kept a checkpoint; None: none.
+
+    A run that was killed before its first checkpoint is passed over.
+    """
+    runs = [
+        entry
+        for entry in (Path(config.log.log_dir) / run_name(config)).glob("*")
+        if entry.name.isdigit() and (entry / "config.yaml").is_file()
+    ]
+    for run in sorted(runs, key=lambda run: int(run.name), reverse=True):
+        if (_checkpoints_of(run, config_of(run)) / LATEST / MANIFEST).is_file():
+            return run.resolve()
+    return None
+
+
 def config_of(run: Path) -> MainConfig:
     """Returns the effective config of a run, for services of its own.
 
@@ -51,6 +68,15 @@ def config_of(run: Path) -> MainConfig:
     return config
 
 
+def outcome_of(run: Path) -> str | None:
+    """Returns how a run ended, `running` before that; None where its manifest does not tell."""
+    try:
+        outcome = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["outcome"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return str(outcome)
+
+
 def read_checkpoint(run: Path, link: str, config: MainConfig) -> Checkpoint:
     """Reads a checkpoint of a run.
 
@@ -62,8 +88,12 @@ def read_checkpoint(run: Path, link: str, config: MainConfig) -> Checkpoint:
     Raises:
         ConfigError: There is none, or it is damaged.
     """
-    save_dir = config.train.save_dir
-    folder = run / "checkpoints" if save_dir is None else Path(save_dir)
+    folder = _checkpoints_of(run, config)
     if link == "best" and not (folder / link).exists():
         link = LATEST
     return Checkpoint.read(folder / link)
+
+
+def _checkpoints_of(run: Path, config: MainConfig) -> Path:
+    save_dir = config.train.save_dir
+    return run / "checkpoints" if save_dir is None else Path(save_dir)

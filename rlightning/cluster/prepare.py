@@ -85,6 +85,54 @@ def check_learner(config: MainConfig) -> None:
         )
 
 
+def check_lockstep(config: MainConfig) -> None:
+    """Checks that a run in lockstep can be.
+
+    Raises:
+        ConfigError: Something in it would come when it comes; the message names the key.
+    """
+    if not config.train.lockstep:
+        return
+    services, storage = config.services, config.buffer.storage
+    for name in ("env", "policy", "buffer"):
+        if getattr(services, name).address is not None:
+            raise ConfigError(
+                f"train.lockstep: services.{name}.address is set, and a server that the run does "
+                "not start may have served others"
+            )
+    for key, wrong, reason in (
+        ("services.env.min_clients", services.env.min_clients > 0, "nobody can seed their envs"),
+        ("buffer.storage.type", storage.type == "sharded", "it needs one buffer server"),
+        ("buffer.tables", bool(config.buffer.tables), "it needs one table"),
+        ("buffer.rate_limiter", config.buffer.rate_limiter is not None, "turns would wait for it"),
+    ):
+        if wrong:
+            raise ConfigError(f"train.lockstep: not with {key}: {reason}")
+
+
+def check_ranks(config: MainConfig, world_size: int, *, in_process: bool) -> None:
+    """Checks that several learners can share the data of a run.
+
+    Args:
+        config: Of the run.
+        world_size: How many there are; 0 if torchrun did not start them.
+        in_process: Whether the services are objects of one of them.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if config.train.parallel == "ddp" and not world_size:
+        raise ConfigError(
+            "train.parallel 'ddp': start it with torchrun --nproc-per-node N -m rlightning train"
+        )
+    if world_size < 2:
+        return
+    if in_process:
+        raise ConfigError("several learners need services of their own, not --launcher in-process")
+    if config.buffer.storage.type == "sharded":
+        raise ConfigError("buffer.storage.type: several learners share one buffer server")
+
+
 def check_default_table(config: MainConfig) -> None:
     """Checks that there is the table which is sampled where no other is named.
 

@@ -17,10 +17,10 @@ from rlightning.buffer.rendezvous import PRODUCER_SILENT
 from rlightning.buffer.sharded_client import SHARD_MISSING, ShardedSampleClient
 from rlightning.buffer.shards import unpack
 from rlightning.cluster.backend import ClusterState, batch_size
+from rlightning.cluster.env_servers import EnvServers
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.progress import find_latencies
 from rlightning.env.attached import PREFIX
-from rlightning.env.remote_client import ActorCommand, EnvClient, EnvStatus
 from rlightning.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
@@ -46,6 +46,8 @@ _PAUSE_S = 0.1
 # A pause is answered when every group has ended its step.
 _HOLD_S = 10.0
 _SNAPSHOT_S = 600.0
+# Beside the time that an env server takes to say that a round is on its way.
+_ROUND_S = 5.0
 # What a learner is told of, while a service is away, that everybody knows already.
 _FOLLOWS = (PRODUCER_SILENT, SHARD_MISSING)
 _PUBLISHING_KEPT = 256
@@ -58,29 +60,31 @@ class RemoteBackend:
 
     Args:
         launcher: Has started its services.
+        world_size: How many learners share the data; this one is rank 0.
+        report: Takes one line for people; called from several threads.
     """
 
-    def __init__(self, launcher: LocalLauncher) -> None:
+    def __init__(
+        self,
+        launcher: LocalLauncher,
+        world_size: int = 1,
+        *,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._launcher = launcher
+        self._world_size = world_size
+        self._report = report
         self._loop = shared_loop()
-        self._cursor = 0
-        self._trace_cursor = 0
         self._latency = LatencyStats("first_use")
         self._publishing: dict[int, int] = {}
-        self._steps_before = 0
-        self._steps = 0
         self._silent_until = 0.0
-        self._counting = asyncio.Lock()
 
     def __enter__(self) -> Self:
         self._loop.run(self._open())
         try:
             self._patiently(lambda _: self._samples.start(_CONNECT_S))
             if self._launcher.config.services.env.address is not None:
-                # It may have worked for others before.
-                status = self._patiently(lambda timeout_s: self._env.describe(timeout_s=timeout_s))
-                self._cursor = status.episode_cursor
-                self._steps, self._steps_before = status.env_steps, -status.env_steps
+                self._patiently(self._env.look)  # what it has done before is not of this run
         except BaseException:
             self._loop.run(self._close())
             raise
@@ -96,11 +100,15 @@ class RemoteBackend:
 
     async def _open(self) -> None:
         services = self._launcher.config.services
-        self._env = EnvClient(**dial(services.env))
+        self._env = EnvServers(
+            services.env, fresh=services.env.address is None, report=self._report
+        )
         self._policy = PolicyClient(**dial(services.policy))
         self._buffers = buffer_clients(self._launcher.config)
         size = batch_size(self._launcher.config) or 0
-        self._samples = sample_client(self._launcher.config, batch_size=size)
+        self._samples = sample_client(
+            self._launcher.config, batch_size=size, world_size=self._world_size
+        )
         self._publisher = WeightPublisher(self._policy)
         self._publisher.start()
 
@@ -108,6 +116,11 @@ class RemoteBackend:
         await self._publisher.close()
         clients = (self._samples, *self._buffers, self._policy, self._env)
         await asyncio.gather(*(client.close() for client in clients))
+
+    @property
+    def config(self) -> MainConfig:
+        """The config of the launcher, with the addresses that were bound."""
+        return self._launcher.config
 
     def env_metas(self) -> list[EnvMeta]:
         """Returns the spaces and sizes of the envs, one entry per group of rows.
@@ -117,9 +130,8 @@ class RemoteBackend:
         service = self._launcher.config.services.env
         deadline = time.monotonic() + service.clients_timeout_s
         while True:
-            envs = self._patiently(
-                lambda timeout_s: self._env.describe(self._cursor, timeout_s=timeout_s)
-            ).envs
+            self._patiently(self._env.look)
+            envs = self._env.envs
             attached = sum(str(env.env_id).startswith(PREFIX) for env in envs)
             if envs and attached >= service.min_clients:
                 # Nobody could write before, so the silence of the buffer begins now.
@@ -160,8 +172,27 @@ class RemoteBackend:
 
     def hold(self, wanted: bool) -> None:
         """Pauses the actors, or lets them go on."""
-        command: ActorCommand = "pause" if wanted else "start"
-        self._patiently(lambda timeout_s: self._env.control(command, timeout_s=timeout_s + _HOLD_S))
+        self._patiently(lambda timeout_s: self._env.hold(wanted, timeout_s + _HOLD_S))
+
+    def collect(self, begin: int, stop: Callable[[], bool]) -> None:
+        """Lets the envs take a round of lockstep, and returns when it is stored.
+
+        Args:
+            begin: As of `Source.collect`.
+            stop: As of `Source.collect`.
+        """
+        self._loop.run(self._samples.ack())  # a rollout that is used makes room
+        steps = self._launcher.config.buffer.rollout_length
+        while not self._patiently(
+            lambda timeout_s: self._env.collect(begin, steps, timeout_s + _ROUND_S)
+        ):
+            if stop():
+                return
+        if self._launcher.config.buffer.type == "ReplayBuffer":
+            # What is open goes to the storage, so that nothing depends on who writes next.
+            ids = [str(env.env_id) for env in self.env_metas()]
+            for buffer in self._buffers:
+                self._patiently(partial(_truncate, buffer, ids))
 
     def update_priorities(self, columns: Mapping[str, Any], priorities: Any) -> None:
         """Sets the priorities of a batch's rows; rows of a buffer that has restarted are gone."""
@@ -174,16 +205,20 @@ class RemoteBackend:
             with contextlib.suppress(InvalidRequestError):
                 self._patiently(partial(_update_priorities, buffer, rows))
 
-    def snapshot(self) -> str | None:
+    def snapshot(self, keep: Sequence[str]) -> str | None:
         """Lets the buffer server write a snapshot and returns its name; None if it writes none.
 
         Several buffer servers write one each, and the names are joined by commas.
+
+        Args:
+            keep: As of `Backend.snapshot`.
         """
-        made = [
-            self._loop.run(buffer.checkpoint(timeout_s=_SNAPSHOT_S)) for buffer in self._buffers
-        ]
+        made = []
+        for number, buffer in enumerate(self._buffers):
+            mine = [name for names in keep for name in names.split(",")[number : number + 1]]
+            made.append(self._loop.run(buffer.checkpoint(mine, timeout_s=_SNAPSHOT_S)))
         written = [one.name for one in made if one is not None]
-        return ",".join(written) or None
+        return ",".join(written) if len(written) == len(made) else None
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""
@@ -194,22 +229,11 @@ class RemoteBackend:
     def env_steps(self) -> int:
         """Returns the env steps taken in this run; every row counts.
 
-        While the env server is away: as it was last seen.
+        While an env server is away: as it was last seen.
         """
         with contextlib.suppress(UnavailableError, DeadlineExceededError):
-            self._loop.run(self._describe_env())
-        return self._steps_before + self._steps
-
-    async def _describe_env(self) -> EnvStatus:
-        # One at a time: an answer that is overtaken would look like that of a server come back.
-        async with self._counting:
-            env = await self._env.describe(
-                self._cursor, trace_cursor=self._trace_cursor, timeout_s=_LOOK_TIMEOUT_S
-            )
-            if env.env_steps < self._steps:  # an env server that came back counts from 0
-                self._steps_before += self._steps
-            self._steps = env.env_steps
-        return env
+            self._loop.run(self._env.look(_LOOK_TIMEOUT_S))
+        return self._env.env_steps
 
     def _patiently(
         self, call: Callable[[float], Coroutine[Any, Any, _T]], patience_s: float = _PATIENCE_S
@@ -235,30 +259,36 @@ class RemoteBackend:
         return self._loop.run(self._observe())
 
     async def _observe(self) -> ClusterState:
-        policy, env, buffers = await asyncio.gather(
+        policy, _, buffers = await asyncio.gather(
             self._policy.describe(timeout_s=_LOOK_TIMEOUT_S),
-            self._describe_env(),
+            self._env.look(_LOOK_TIMEOUT_S),
             asyncio.gather(*map(self._stats_of, self._buffers)),
         )
-        self._cursor, self._trace_cursor = env.episode_cursor, env.trace_cursor
         self._record_first_uses(policy)
-        latencies = dict(find_latencies(env.stats, "env."))
+        envs = self._env.stats()
+        latencies = {
+            name: summary
+            for env, stats in envs.items()
+            for name, summary in find_latencies(stats, f"{env}.")
+        }
         shards = {
             "buffer." if len(buffers) == 1 else f"buffer-{i}.": stats
             for i, stats in enumerate(buffers)
         }
         for prefix, stats in {"policy.": policy.stats, **shards}.items():
             for name, summary in find_latencies(stats, prefix):
-                if prefix == "policy.":  # whose stages the env server knows from its answers, too
-                    latencies.pop(name.replace(prefix, "env.", 1), None)
+                if prefix == "policy.":  # whose stages the env servers know from its answers, too
+                    for env in envs:
+                        latencies.pop(name.replace(prefix, f"{env}.", 1), None)
                 latencies[name] = summary
         latencies.update(find_latencies(self._latency.summary(), "learner."))
+        episodes, traces = self._env.news()
         return ClusterState(
-            env_steps=self._steps_before + self._steps,
-            episodes=env.episodes,
+            env_steps=self._env.env_steps,
+            episodes=episodes,
             policy_version=policy.policy_version,
             latencies=latencies,
-            traces=env.traces,
+            traces=traces,
         )
 
     async def _stats_of(self, buffer: BufferClient) -> Mapping[str, Any]:
@@ -284,6 +314,10 @@ class RemoteBackend:
         self._launcher.check()
 
 
+async def _truncate(buffer: BufferClient, env_ids: Sequence[str], timeout_s: float) -> int:
+    return await buffer.truncate(env_ids, timeout_s=timeout_s)
+
+
 async def _update_priorities(buffer: BufferClient, rows: Sequence[Any], timeout_s: float) -> int:
     indices, priorities, generations = rows
     return await buffer.update_priorities(indices, priorities, generations, timeout_s=timeout_s)
@@ -295,16 +329,23 @@ def buffer_clients(config: MainConfig) -> list[BufferClient]:
     return [BufferClient(address, **options) for address in config.buffer_addresses]
 
 
-def sample_client(config: MainConfig, *, batch_size: int = 0) -> SampleClient | ShardedSampleClient:
+def sample_client(
+    config: MainConfig, *, batch_size: int = 0, rank: int = 0, world_size: int = 1
+) -> SampleClient | ShardedSampleClient:
     """Returns what takes batches from the buffer server of a config, or from all of its shards.
 
     Args:
         config: The config.
         batch_size: Transitions in a batch; 0 for rollouts.
+        rank: Which of `world_size` learners will take them, where there is one buffer server.
+        world_size: How many learners there are.
     """
     options = dial_options(config.services.buffer)
     if config.buffer.storage.type == "sharded":
         return ShardedSampleClient(config.buffer, batch_size=batch_size, **options)
+    # In lockstep nothing is drawn before its time.
+    options["prefetch"] = 0 if config.train.lockstep else 1
+    options |= {"rank": rank, "world_size": world_size}
     return SampleClient(config.buffer_addresses[0], batch_size=batch_size, **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import json
@@ -23,6 +24,9 @@ from rlightning.env.episodes import EpisodeRecord
 from rlightning.latency.trace import StepTrace, TraceFile
 from rlightning.utils.config import MainConfig
 
+PROGRESS_FILE = "progress.json"
+"""What the learner of a run tells of itself while it learns, in the run's folder."""
+
 EPISODE_COLUMNS = ("return", "length", "env", "row", "seed", "version", "reason", "ts")
 _RECORDED_VERSIONS = ("grpcio", "protobuf", "numpy", "gymnasium", "torch", "torchrl", "tensordict")
 
@@ -41,6 +45,7 @@ class Run:
     manifest: dict[str, Any] = field(default_factory=dict)
     began: bool = False
     _traces: TraceFile | None = None
+    _progress: dict[str, Any] | None = None
 
     @classmethod
     def create(cls, config: MainConfig, *, command: Sequence[str]) -> Run:
@@ -143,6 +148,16 @@ class Run:
             self._traces = TraceFile(self.traces)
         self._traces.add(traces)
 
+    def save_progress(self, told: dict[str, Any]) -> None:
+        """Writes what the learner tells of itself to `progress.json`, with the time as `time`.
+
+        A disk that takes nothing does not end a run for the sake of what is only looked at.
+        """
+        self._progress = told
+        text = json.dumps({"time": _now(), **told})
+        with contextlib.suppress(OSError):
+            write_atomically(self.path / PROGRESS_FILE, text + "\n")
+
     @property
     def has_logs(self) -> bool:
         """Whether a service has written anything."""
@@ -162,6 +177,8 @@ class Run:
             outcome=outcome, end=_now(), **({"summary": summary} if summary else {})
         )
         self._save_manifest()
+        if self._progress is not None:
+            self.save_progress({**self._progress, **(summary or {}), "outcome": outcome})
 
     def _save_manifest(self) -> None:
         write_atomically(self.path / "manifest.json", json.dumps(self.manifest, indent=2) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,28 +16,34 @@ import typer
 from rlightning import learner
 from rlightning.cluster.backend import Backend
 from rlightning.cluster.display import Display
+from rlightning.cluster.follow import follow_rank_0, tell_followers
 from rlightning.cluster.guard import require
 from rlightning.cluster.in_process import InProcessBackend
-from rlightning.cluster.interrupt import interruptible
+from rlightning.cluster.interrupt import interrupt_without_parent, interruptible
 from rlightning.cluster.keeper import Keeper
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.prepare import (
     check_batch_size,
     check_learner,
+    check_lockstep,
+    check_ranks,
     make_save_dir,
     own_state,
     prepare,
 )
 from rlightning.cluster.progress import Progress, describe_run, number
 from rlightning.cluster.remote import RemoteBackend
-from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint
+from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint, restore_buffer
 from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
+from rlightning.errors import ClusterError
 from rlightning.learner.loop import LearnerStats
+from rlightning.learner.ranks import ALONE, Order, Ranks
 from rlightning.learner.replay_loop import ReplayAlgorithm
 from rlightning.rpc.metrics import MetricsServer
 from rlightning.utils.config import MainConfig, keys_without_effect
+from rlightning.utils.config.environment import Launch, launch
 
 SOLVED = "solved"
 FINISHED = "finished"
@@ -52,6 +59,7 @@ def train(
     quiet: bool = False,
     as_json: bool = False,
     resume: Path | None = None,
+    note: str = "",
 ) -> bool:
     """Trains until the target return is reached or the steps are used up.
 
@@ -61,19 +69,28 @@ def train(
         quiet: Show nothing.
         as_json: End with one JSON line on stdout, and show all else on stderr.
         resume: Folder of a run whose latest checkpoint this one goes on from; None: none.
+        note: What to say first.
 
     Returns:
         Whether the target was reached; without a target: whether all steps were taken.
 
     Raises:
         ConfigError: The config does not fit together, or not the run to go on from.
-        ClusterError: A service did not start, or is gone for good.
+        ClusterError: A service did not start, or is gone for good, or another learner is.
         KeyboardInterrupt: The run was stopped from outside; its folder says so.
     """
     require("training", "learn", "torch", "tensordict", "torchrl")
     prepared = prepare(config)
     check_learner(prepared)
+    started = launch()
+    check_ranks(prepared, started.world_size if started else 0, in_process=in_process)
     check_batch_size(prepared)
+    check_lockstep(prepared)
+    ranks = ALONE if started is None or started.world_size == 1 else _join(started)
+    if ranks.rank > 0:
+        with interruptible():
+            follow_rank_0(ranks)
+        return True
     checkpoint = None if resume is None else checkpoint_to_resume(resume, prepared)
     make_save_dir(prepared)
     # Loading the learner's libraries takes seconds, beside the start of the services.
@@ -83,19 +100,29 @@ def train(
     display = Display(quiet=quiet, to_stderr=as_json, total_steps=config.train.max_env_steps)
     try:
         with interruptible(), display:
+            if note:
+                display.message(note)
             if checkpoint is not None:
                 run.manifest["resumed"] = str(checkpoint.path)
                 display.message(f"resumes {checkpoint.path}, {checkpoint.env_steps:,} env steps")
+                if line := restore_buffer(checkpoint, prepared):
+                    display.message(line)
             for key in keys_without_effect(prepared):
                 display.message(f"note: '{key}' has no effect here")
-            with _backend(prepared, run, display, in_process=in_process) as backend:
-                outcome, progress = _learn(prepared, backend, run, display, checkpoint)
+            with _backend(
+                prepared, run, display, in_process=in_process, world_size=ranks.world_size
+            ) as backend:
+                outcome, progress = _learn(prepared, backend, run, display, checkpoint, ranks)
                 end = describe_run(progress, outcome)
                 _summarise(display, progress, outcome, prepared.train.target_return)
                 if prepared.train.after_target == "serve":
                     run.finish(outcome, end)
                     _serve_on(backend, display)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        if ranks.world_size > 1 and signal.SIGTERM in stopped.args:
+            raise ClusterError(
+                "another rank of this learner has ended, or torchrun was stopped: it says which"
+            ) from stopped
         outcome = "interrupted"
         raise
     finally:
@@ -105,9 +132,17 @@ def train(
     return outcome in {SOLVED, FINISHED}
 
 
+def _join(started: Launch) -> Ranks:
+    """Waits for the other learners that torchrun starts."""
+    from rlightning.learner.torch_ranks import TorchRanks  # not before now: it loads torch
+
+    interrupt_without_parent()  # or a torchrun that was killed would leave them all behind
+    return TorchRanks(started.local_rank)
+
+
 @contextlib.contextmanager
 def _backend(
-    config: MainConfig, run: Run, display: Display, *, in_process: bool
+    config: MainConfig, run: Run, display: Display, *, in_process: bool, world_size: int
 ) -> Iterator[Backend]:
     if in_process:
         with InProcessBackend(config) as local:
@@ -120,7 +155,7 @@ def _backend(
         display.message(f"run folder {run.path}")
         for line in launcher.summary():
             display.message(line)
-        with RemoteBackend(launcher) as remote:
+        with RemoteBackend(launcher, world_size, report=display.message) as remote:
             yield remote
 
 
@@ -130,6 +165,7 @@ def _learn(
     run: Run,
     display: Display,
     checkpoint: learner.Checkpoint | None,
+    ranks: Ranks,
 ) -> tuple[str, Progress]:
     """Learns until the target is reached or the steps are used up; returns how it ended."""
     stats = LearnerStats() if checkpoint is None else checkpoint.stats()
@@ -144,22 +180,26 @@ def _learn(
             return monitor.reached.is_set()
 
         with monitor, _shown_metrics(config.learner.metrics, stats):
-            algorithm = learner.build_learner(config, backend.env_metas()[0])
+            algorithm = learner.build_learner(config, backend.env_metas()[0], ranks)
             if checkpoint is not None:
                 load_checkpoint(checkpoint, algorithm)
-            keeper = Keeper(config, run, backend, monitor, algorithm)
+            resumed = None if checkpoint is None else checkpoint.buffer_snapshot
+            keeper = Keeper(config, run, backend, monitor, algorithm, resumed)
             hooks: dict[str, Any] = {
                 "stop": stop,
                 "on_update": monitor.updated,
                 "published": keeper.published,
                 "save": keeper.save,
                 "stats": stats,
+                "ranks": ranks,
             }
+            tell_followers(ranks, backend.config, algorithm)
             if config.buffer.type == "RolloutBuffer":
                 learner.train_loop(algorithm, backend, config.train, **hooks)
             else:
                 assert isinstance(algorithm, ReplayAlgorithm)  # `build_learner` has looked
                 learner.train_from_replay(algorithm, backend, config.train, config.learner, **hooks)
+            ranks.order(Order.STOP)
     if monitor.reached.is_set():
         return SOLVED, monitor.progress
     return (FINISHED if config.train.target_return is None else MISSED), monitor.progress

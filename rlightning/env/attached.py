@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rlightning.env.attached_cameras import CameraDecoder
 from rlightning.env.episodes import EpisodeLog, RowCounter
 from rlightning.env.utils.infos import InfoFilter
 from rlightning.env.utils.spaces import all_finite, mismatch
@@ -59,6 +60,7 @@ class AttachedGroup:
         session: The client's session; outlives cuts.
         log: Takes finished episodes.
         counted: Told how many env steps were taken; every row counts.
+        cameras: Which pictures of an observation come encoded.
 
     Attributes:
         env_id: Id of the group.
@@ -72,10 +74,17 @@ class AttachedGroup:
         wants_acks: Whether the client keeps steps until they are acked.
 
     Raises:
-        InvalidRequestError: The client did not say its spaces and rows.
+        InvalidRequestError: The client did not say its spaces and rows, or a camera is none.
+        PreconditionError: There are cameras, and this server cannot decode them.
     """
 
-    def __init__(self, session: Session, log: EpisodeLog, counted: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        log: EpisodeLog,
+        counted: Callable[[int], None],
+        cameras: Sequence[pb.CameraEncoding] = (),
+    ) -> None:
         spec = session.spec
         if spec is None or not spec.num_envs or spec.num_envs < 1:
             raise InvalidRequestError("hello needs a spec with the number of rows, num_envs")
@@ -83,12 +92,17 @@ class AttachedGroup:
         if not all(isinstance(space, gym.Space) for space in spaces):
             raise InvalidRequestError("hello needs a spec with one observation and action space")
         self.env_id = PREFIX + session.client_id
-        self.meta = replace(spec, env_id=self.env_id)
+        self._space: Any = spec.observation_space
+        self._cameras: CameraDecoder | None = None
+        lossy = spec.lossy
+        if cameras:
+            self._cameras = CameraDecoder(cameras, self._space, spec.num_envs)
+            lossy = tuple(dict.fromkeys((*lossy, *self._cameras.lossy)))
+        self.meta = replace(spec, env_id=self.env_id, lossy=lossy)
         self.activity = Activity()
         self.store: Store | None = None
         self.failure: Exception | None = None
         self._session = session
-        self._space: Any = spec.observation_space
         self._rows = spec.num_envs
         self._counted = counted
         self._counter = RowCounter(self.env_id, self._rows, log)
@@ -178,6 +192,11 @@ class AttachedGroup:
     # What the session calls.
 
     @property
+    def decodes_cameras(self) -> bool:
+        """Whether pictures come encoded."""
+        return self._cameras is not None
+
+    @property
     def taken_seq(self) -> int:
         """The last step that was taken; 0 before the first."""
         return self._seq or 0
@@ -210,7 +229,10 @@ class AttachedGroup:
                 raise InvalidRequestError(f"expected step {expected[-1]}, got {step.seq}")
             if step.dropped < 0:
                 raise InvalidRequestError(f"step {step.seq}: dropped: {step.dropped} is below 0")
-            env_ret = self._checked(step, reader)
+            env_ret = read_env_ret(step.env_ret, reader)
+            if self._cameras is not None:
+                await self._decode(step.seq, env_ret, self._cameras)
+            self._check(step.seq, env_ret)
             while len(self._inbox) >= _MAX_WAITING and not self._left:
                 await self._wait()
             self._seq = step.seq
@@ -331,26 +353,31 @@ class AttachedGroup:
             action_source=None,
         )
 
-    def _checked(self, step: pb.AttachStep, reader: Reader[pb.AttachRequest]) -> EnvRet:
-        env_ret = read_env_ret(step.env_ret, reader)
+    async def _decode(self, seq: int, env_ret: EnvRet, cameras: CameraDecoder) -> None:
+        try:
+            await cameras.decode(env_ret)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"step {seq}: {error}") from None
+
+    def _check(self, seq: int, env_ret: EnvRet) -> None:
+        """Checks a step, and puts its numbers in the dtypes of rows."""
         difference = mismatch(self._space, env_ret.observation, rows=self._rows, exact=True)
         if difference is not None or env_ret.rows is not None:
             what = difference or "rows: expected all of the group in every step"
-            raise InvalidRequestError(f"step {step.seq}: {what}")
+            raise InvalidRequestError(f"step {seq}: {what}")
         # One such number from anybody would spoil the update that everybody's rows share.
         if not all_finite(env_ret.observation):
-            raise InvalidRequestError(f"step {step.seq}: observation: NaN or infinite")
+            raise InvalidRequestError(f"step {seq}: observation: NaN or infinite")
         env_ret.env_id = self.env_id
         env_ret.last_reward = self._of_rows(env_ret.last_reward, np.float32, "last_reward")
         if not np.isfinite(env_ret.last_reward).all():
-            raise InvalidRequestError(f"step {step.seq}: last_reward: NaN or infinite as float32")
+            raise InvalidRequestError(f"step {seq}: last_reward: NaN or infinite as float32")
         env_ret.last_terminated = self._of_rows(env_ret.last_terminated, np.bool_, "terminated")
         env_ret.last_truncated = self._of_rows(env_ret.last_truncated, np.bool_, "truncated")
         for name in ("episode_id", "step"):
             value = getattr(env_ret, name)
             if value is not None:
                 setattr(env_ret, name, self._of_rows(value, np.int64, name))
-        return env_ret
 
     def _checked_response(
         self, step: pb.AttachStep, reader: Reader[pb.AttachRequest]
@@ -463,8 +490,11 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
         if isinstance(session.state, _Attached):
             if session.state.group.failure is not None:
                 raise session.state.group.failure
-            return pb.AttachResponse(taken_seq=session.state.group.taken_seq)
-        group = AttachedGroup(session, self._log, self._count)
+            resumed = session.state.group
+            return pb.AttachResponse(
+                taken_seq=resumed.taken_seq, decodes_cameras=resumed.decodes_cameras
+            )
+        group = AttachedGroup(session, self._log, self._count, reader.message.hello.cameras)
         expected = self._expected()
         if expected is not None:
             check_spec(replace(expected, env_id=None, num_envs=None), group.meta)
@@ -475,7 +505,7 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
         self._attach(group)
         session.state = _Attached(group, last_seq)
         self.groups[session.client_id] = group
-        return pb.AttachResponse()
+        return pb.AttachResponse(decodes_cameras=group.decodes_cameras)
 
     async def on_message(self, session: Session, reader: Reader[pb.AttachRequest]) -> None:
         """Takes steps."""

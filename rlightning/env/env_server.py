@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from typing import Any
 
 from rlightning.env.attached import PREFIX
@@ -209,9 +210,7 @@ class RemoteEnvServer(BaseEnv):
             wire_id = str(meta.env_id)
             env_id = f"{self.env_id}/{wire_id.removeprefix(PREFIX)}"
             self._wire_ids[env_id] = wire_id
-            self._metas[env_id] = EnvMeta(
-                env_id, meta.action_space, meta.observation_space, meta.num_envs
-            )
+            self._metas[env_id] = replace(meta, env_id=env_id)
 
     def _wire_id(self, env_id: str) -> str:
         if env_id not in self._wire_ids:

@@ -95,6 +95,10 @@ class RowCounter:
         self.episode_id = np.zeros(rows, np.int64)
         self.step = np.zeros(rows, np.int64)
 
+    def count_from(self, episode_id: int) -> None:
+        """Gives the next episode that begins this id, and those after it the following ones."""
+        self._next_id = episode_id
+
     def begin(self) -> None:
         """Begins a new episode in every row."""
         self.episode_id = np.arange(self._next_id, self._next_id + self._rows, dtype=np.int64)

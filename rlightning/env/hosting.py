@@ -16,6 +16,7 @@ import numpy as np
 
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.episodes import EpisodeLog, RowCounter
+from rlightning.env.replica import replica_seed
 from rlightning.env.scalar_row import ScalarRow
 from rlightning.env.utils.agents import one_space, team_outcome
 from rlightning.env.utils.backends import backend_class
@@ -140,6 +141,10 @@ class HostedGroup:
             env_ret = await self._in_thread("reset", partial(self._group.reset, **given))
         self.placement.record_reset(time.perf_counter() - start)
         return self._begun(env_ret)
+
+    def count_episodes_from(self, episode_id: int) -> None:
+        """Gives the first episode of the next reset this id, and those after it the following."""
+        self._counter.count_from(episode_id)
 
     def reset_here(self) -> EnvRet:
         """Does as `reset`, in the calling thread, which has to be that of the env."""
@@ -372,12 +377,13 @@ async def host_envs(
     seed: int | None = None,
     log: EpisodeLog | None = None,
     inline_below_us: int = 200,
+    replica: str | None = None,
 ) -> list[HostedGroup]:
     """Makes and resets the groups of a list of configs.
 
     Each of `num_workers` workers has `num_envs` rows, split into `pipeline_depth` groups of nearly
     equal size: while one waits for its answer, another steps. With `driver: external` a worker is
-    one group.
+    one group. Ids are `NAME-WORKER-GROUP`, or `NAME-REPLICA-WORKER-GROUP`.
 
     Args:
         configs: The `env` section.
@@ -385,6 +391,8 @@ async def host_envs(
         seed: Seed of envs whose config has none.
         log: Takes finished episodes.
         inline_below_us: Steps whose median is below this run on the event loop; 0: none does.
+        replica: Name of this process among several with the same configs, whose ids and seeds it
+            tells apart; None: it is the only one.
 
     Returns:
         The groups, reset; close them in the end.
@@ -403,6 +411,9 @@ async def host_envs(
                     "env.backend 'env_server' is for an EnvGroup; a server hosts other backends"
                 )
             name = group_name(config.name)
+            common = seed if config.seed is None else config.seed
+            own = common if common is None or replica is None else replica_seed(common, replica)
+            prefix = name if replica is None else f"{name}-{replica}"
             depth = 1 if config.driver == "external" else pipeline_depth
             for _ in range(config.num_workers):
                 sizes = _sizes(config.num_envs, depth)
@@ -410,11 +421,11 @@ async def host_envs(
                     update = {
                         "num_envs": rows,
                         "num_workers": 1,
-                        "seed": seed if config.seed is None else config.seed,
+                        "seed": own,
                     }
                     group = HostedGroup(
                         config.model_copy(update=update),
-                        f"{name}-{workers[name]}-{index}",
+                        f"{prefix}-{workers[name]}-{index}",
                         worker_index=len(groups),
                         log=episodes,
                         inline_below_us=inline_below_us,

@@ -83,20 +83,31 @@ class EnvClient:
         return self._channel.address
 
     async def describe(
-        self, episode_cursor: int = 0, *, trace_cursor: int = 0, timeout_s: float = 10.0
+        self,
+        episode_cursor: int = 0,
+        *,
+        trace_cursor: int = 0,
+        max_episodes: int = 0,
+        max_traces: int = 0,
+        timeout_s: float = 10.0,
     ) -> EnvStatus:
         """Returns what the server is doing.
 
         Args:
             episode_cursor: Only episodes after it; 0: all that are still kept.
             trace_cursor: Only traces after it; 0: all that are still kept.
+            max_episodes: Only the newest so many of those episodes; 0: all.
+            max_traces: Only the newest so many of those traces; 0: all.
             timeout_s: Seconds until the answer must be here.
 
         Raises:
             RemoteError: The server did not answer, or refused; the class tells how.
         """
         request = pb.EnvServiceDescribeRequest(
-            episode_cursor=episode_cursor, trace_cursor=trace_cursor
+            episode_cursor=episode_cursor,
+            trace_cursor=trace_cursor,
+            max_episodes=max_episodes,
+            max_traces=max_traces,
         )
         stamp(request)
         response = await unary(
@@ -121,6 +132,30 @@ class EnvClient:
             traces=[_read_trace(trace) for trace in message.traces],
             trace_cursor=message.trace_cursor,
         )
+
+    async def collect(self, begin: int, steps: int, *, timeout_s: float) -> bool:
+        """Lets the envs of a server in lockstep take a round of steps; safe to repeat.
+
+        Args:
+            begin: Env steps of the run before this round.
+            steps: Steps of every row.
+            timeout_s: Seconds until the answer must be here; it comes soon, whatever it is.
+
+        Returns:
+            Whether the round is stored; if not, it is on its way.
+
+        Raises:
+            PreconditionError: The server is not in lockstep.
+            RemoteError: The server did not answer, or refused; the class tells how.
+        """
+        response = await unary(
+            self._channel,
+            f"/{SERVICE}/Control",
+            pb.ControlRequest(collect=pb.CollectRound(begin=begin, steps=steps)),
+            pb.ControlResponse,
+            timeout=timeout_s,
+        )
+        return response.collected
 
     async def control(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlightning.errors import ConfigError, RLightningError
@@ -13,6 +14,8 @@ from rlightning.learner.dqn import DQN, QNetwork
 from rlightning.learner.loop import Algorithm
 from rlightning.learner.own_loss import OwnLoss
 from rlightning.learner.ppo import PPO, ActorCritic
+from rlightning.learner.random_stream import RandomStream
+from rlightning.learner.ranks import ALONE, Ranks
 from rlightning.learner.recurrent_ppo import RecurrentActorCritic, RecurrentPPO
 from rlightning.learner.replay_loop import ReplayAlgorithm
 from rlightning.learner.sac import SAC, SquashedActorCritics
@@ -47,7 +50,7 @@ _ALGORITHMS: dict[str, tuple[Callable[..., Algorithm], type, str]] = {
 }
 
 
-def build_learner(config: MainConfig, env_meta: EnvMeta) -> Algorithm:
+def build_learner(config: MainConfig, env_meta: EnvMeta, ranks: Ranks = ALONE) -> Algorithm:
     """Returns the algorithm with a policy to train, its weights drawn from `policy.seed`.
 
     Sets the number of torch's threads in this process.
@@ -55,13 +58,18 @@ def build_learner(config: MainConfig, env_meta: EnvMeta) -> Algorithm:
     Args:
         config: Config of the run.
         env_meta: Spaces of the envs.
+        ranks: The learners of the run, of which this is one.
 
     Raises:
         ConfigError: The policy cannot be made, or the algorithm cannot train it.
     """
     torch.set_num_threads(config.learner.torch_threads)
-    policy = build_policy(config.policy, "train")
-    policy.init_train(config.train, env_meta)
+    device = ranks.device(config.policy.device)
+    policy = build_policy(config.policy.model_copy(update={"device": device}), "train")
+    # Networks of the user's own draw from the global generator: they begin with the same weights in
+    # every process, too.
+    with RandomStream(config.policy.seed or 0, policy.device)():
+        policy.init_train(config.train, env_meta)
     name = config.learner.algorithm
     if ":" in name:
         make = _find(name)
@@ -80,7 +88,9 @@ def build_learner(config: MainConfig, env_meta: EnvMeta) -> Algorithm:
         if name != "policy" and policy.initial_state(1) is not None:
             make = _recurrent(name, policy, config)
     try:
-        algorithm: Algorithm = make(policy, config.learner, config.train, seed=config.train.seed)
+        algorithm: Algorithm = make(
+            policy, config.learner, config.train, seed=_seed(config.train.seed, ranks)
+        )
     except RLightningError:
         raise
     except Exception as error:
@@ -92,6 +102,13 @@ def build_learner(config: MainConfig, env_meta: EnvMeta) -> Algorithm:
     if not isinstance(algorithm, ReplayAlgorithm if replays else Algorithm):
         methods = "update, weights, state and restore" + (", explore, priorities" * replays)
         raise ConfigError(f"learner.algorithm '{name}' made {algorithm!r}, which lacks {methods}")
+    if ranks.world_size > 1:
+        if not hasattr(algorithm, "ranks"):
+            raise ConfigError(
+                f"learner.algorithm '{name}' made {algorithm!r}, which has no attribute 'ranks': "
+                "it learns alone"
+            )
+        algorithm.ranks = ranks
     return algorithm
 
 
@@ -109,6 +126,13 @@ def _recurrent(name: str, policy: BasePolicy, config: MainConfig) -> Callable[..
             "sequences begin with the state that was stored"
         )
     return RecurrentPPO
+
+
+def _seed(seed: int, ranks: Ranks) -> int:
+    """Returns the seed of what an algorithm draws: each rank draws for its own rows."""
+    if ranks.rank == 0:
+        return seed
+    return int(np.random.SeedSequence([seed, ranks.rank]).generate_state(1)[0])
 
 
 def _find(name: str) -> Callable[..., Any]:

@@ -103,10 +103,19 @@ class Checkpoints:
 
     Args:
         folder: Made if it is not there.
+        keep: How many of those written here, and to go on from, are kept beside the best.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder = folder
+        self._keep = keep
+        # Those written here to go on from, by folder, the oldest first: their buffer snapshots.
+        self._kept: dict[str, str | None] = {}
+
+    @property
+    def snapshots(self) -> list[str]:
+        """Names of the buffer snapshots that the checkpoints written here belong to."""
+        return [name for name in self._kept.values() if name is not None]
 
     def save(
         self,
@@ -125,8 +134,8 @@ class Checkpoints:
             weights: A safetensors file: the weights published as `stats.policy_version`.
             state: What the algorithm's `state` returned, as `dump_state` writes it; None: this is
                 not to go on from.
-            link: `latest` or `best`: which link points to it then. What the link pointed to before
-                is removed if it was `best`, and not the latest.
+            link: `latest` or `best`: which link points to it then. What `best` pointed to before is
+                removed if only weights were kept of it.
             mean_return: Mean return of the last episodes.
             buffer_snapshot: Name of the snapshot that belongs to it.
 
@@ -146,6 +155,19 @@ class Checkpoints:
         if not _holds(target, manifest):
             self._write(target, files, manifest)
         self._point(link, name)
+        if state is not None:
+            self._kept.pop(name, None)
+            self._kept[name] = buffer_snapshot
+            self._prune()
+
+    def _prune(self) -> None:
+        """Removes what is neither among the last ones nor the best."""
+        best = self._folder / "best"
+        kept = best.readlink().name if best.is_symlink() else None
+        for name in [one for one in self._kept if one != kept][: -self._keep]:
+            with tempfile.TemporaryDirectory(dir=self._folder, prefix=f".{name}-") as scratch:
+                (self._folder / name).rename(Path(scratch) / "superseded")
+            del self._kept[name]
 
     def _write(self, target: Path, files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

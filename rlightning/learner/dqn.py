@@ -20,6 +20,7 @@ from torchrl.objectives import DQNLoss, ValueEstimators
 
 from rlightning.errors import ConfigError, PolicyError
 from rlightning.learner.columns import as_observation, replay_batch
+from rlightning.learner.ranks import ALONE, Ranks
 from rlightning.learner.targets import make_target_updater
 from rlightning.policy.weights import dump_weights, policy_weights
 from rlightning.types import EnvMeta
@@ -61,10 +62,13 @@ class DQN:
         policy: The policy in training.
         priorities: How wrong the values of the last batch's rows were, float64 [B]: the absolute
             difference between value and target.
+        ranks: Learners with which it shares its gradients.
 
     Raises:
         ConfigError: The actions are not discrete.
     """
+
+    ranks: Ranks = ALONE
 
     def __init__(
         self, policy: QNetwork, config: LearnerConfig, train: TrainConfig, *, seed: int
@@ -110,6 +114,7 @@ class DQN:
         loss = self._loss(batch)["loss"]
         self._optimizer.zero_grad()
         loss.backward()
+        self.ranks.average(self._parameters, len(action))
         grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
         if not grad_norm.isfinite():
             raise PolicyError("DQN diverged: a gradient is not finite; a lower train.lr may help")

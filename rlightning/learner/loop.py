@@ -11,6 +11,7 @@ import numpy as np
 
 from rlightning.latency import LatencyStats
 from rlightning.latency.histogram import Counts
+from rlightning.learner.ranks import ALONE, Order, Ranks
 from rlightning.utils.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -58,6 +59,15 @@ class Source(Protocol):
 
     def publish(self, version: int, weights: bytes) -> None:
         """Lets the policy act with new weights; returns when it does."""
+        ...
+
+    def collect(self, begin: int, stop: Callable[[], bool]) -> None:
+        """Lets the envs take a round of lockstep, and returns when it is stored.
+
+        Args:
+            begin: Env steps before it, those of the run that this one goes on from included.
+            stop: Asked while waiting; if it says so, the round is left to itself.
+        """
         ...
 
     def policy_version(self) -> int:
@@ -150,6 +160,7 @@ def train_loop(
     published: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     save: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     stats: LearnerStats | None = None,
+    ranks: Ranks = ALONE,
 ) -> LearnerStats:
     """Learns until it is told to stop, or the envs have executed all steps of the budget.
 
@@ -158,6 +169,8 @@ def train_loop(
     this learner acted are learned from: what the envs did before, with random weights or those of
     another learner, is off-policy by a distance that no version tells. A batch with such rows is
     left out whole.
+
+    In lockstep, each update is made from a round of its own, which is collected meanwhile.
 
     The budget is looked at after each update, so there is at least one, and the envs do some more
     steps than `max_env_steps` before the last one ends.
@@ -172,6 +185,7 @@ def train_loop(
         save: Called with a checkpoint: every `save_interval` updates, and with the newest weights
             at the end, whatever ended the loop.
         stats: Goes on from this and counts into it.
+        ranks: Other learners, each with its share of every rollout.
 
     Returns:
         `stats`, or a new one.
@@ -182,7 +196,7 @@ def train_loop(
     """
     stats = LearnerStats() if stats is None else stats
     before = stats.env_steps
-    stats.policy_version = first_version = max(source.policy_version(), stats.policy_version) + 1
+    stats.policy_version = first_version = next_version(source, stats, train)
     weights = algorithm.weights()
     times = _PublishTimes()
     source.publish(stats.policy_version, weights)
@@ -192,6 +206,8 @@ def train_loop(
             stop() or stats.env_steps >= train.max_env_steps or stats.updates == train.max_epochs
         ):
             asked = time.monotonic()
+            if train.lockstep:
+                source.collect(stats.env_steps, stop)
             columns = _wait_for_batch(source, stop)
             if columns is None:
                 break
@@ -199,8 +215,9 @@ def train_loop(
             stats.latency.record("sample_wait", got - asked)
             versions = np.asarray(columns["policy_version"])
             known = versions[versions >= 0]
-            if (known < first_version).any():
-                stats.skipped_rows += versions.size
+            ranks.order(Order.TAKE)
+            if ranks.oldest(known) < first_version:
+                stats.skipped_rows += versions.size * ranks.world_size
                 continue
             ages = stats.policy_version - known
             oldest = int(ages.max()) if ages.size else None
@@ -209,10 +226,11 @@ def train_loop(
                 stats.latency.record("staleness", staleness_s)
             for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
                 stats.staleness.record(float(age), int(count))
+            ranks.order(Order.UPDATE, stats.policy_version)
             metrics = algorithm.update(columns)
             weights = algorithm.weights()
             stats.updates += 1
-            stats.rows += versions.size
+            stats.rows += versions.size * ranks.world_size
             if oldest is not None:
                 stats.max_staleness = max(oldest, stats.max_staleness or 0)
             stats.policy_version += 1
@@ -239,6 +257,18 @@ def train_loop(
     finally:
         save(stats, weights)
     return stats
+
+
+def next_version(source: Source, stats: LearnerStats, train: TrainConfig) -> int:
+    """Returns the version under which to publish the weights that learning begins with.
+
+    It is above every one that was used. In lockstep, a policy that is new gets the weights of the
+    checkpoint under the version that they had, so that versions repeat themselves too.
+    """
+    newest = source.policy_version()
+    if train.lockstep and newest < stats.policy_version:
+        return stats.policy_version
+    return max(newest, stats.policy_version) + 1
 
 
 class _PublishTimes:

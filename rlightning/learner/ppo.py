@@ -21,6 +21,7 @@ from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 from rlightning.errors import PolicyError
 from rlightning.learner.columns import observation_of, tensors
+from rlightning.learner.ranks import ALONE, Ranks
 from rlightning.policy.weights import dump_weights, policy_weights
 from rlightning.types import ActionSource, EnvMeta
 from rlightning.utils.config import LearnerConfig, TrainConfig
@@ -70,8 +71,11 @@ class PPO:
 
     Attributes:
         policy: The policy in training.
-        rows: Rows learned from so far.
+        rows: Rows learned from so far, by all ranks.
+        ranks: Learners with which it shares gradients and the scale of advantages and returns.
     """
+
+    ranks: Ranks = ALONE
 
     def __init__(
         self, policy: ActorCritic, config: LearnerConfig, train: TrainConfig, *, seed: int
@@ -119,14 +123,14 @@ class PPO:
                 weights are finite still.
         """
         rollout = self._read(columns)
-        self.rows += rollout.numel()
+        self.rows += rollout.numel() * self.ranks.world_size
         rows, explained_variance = self._prepare(rollout)
         metrics = {
             "losses/learning_rate": self._anneal(),
             "losses/explained_variance": explained_variance,
             "losses/masked_rows": float((~rollout["own"]).sum()),
         }
-        if len(rows):
+        if self.ranks.total(len(rows)):
             metrics |= self._descend(rows)
         return metrics
 
@@ -182,17 +186,19 @@ class PPO:
         self._evaluate(rollout)
         value, own = rollout["value"], rollout["own"]
         advantage, target = self._estimate(rollout)
-        if int(own.sum()) < 2:  # no deviation to divide by
+        if self.ranks.total(int(own.sum())) < 2:  # no deviation to divide by
             return rollout.flatten()[:0], math.nan
         if not advantage[own].isfinite().all():
             raise PolicyError(
                 "PPO cannot learn from this rollout: an observation, a reward or a value "
                 "of the critic is not finite"
             )
-        self._value_norm.update(target[own][:, None])
-        spread, mean = torch.std_mean(advantage[own])
+        self._value_norm.update(self.ranks.concatenate(target[own][:, None]))
+        spread, mean = torch.std_mean(self.ranks.concatenate(advantage[own][:, None]))
         rollout["value_target"] = self._value_norm.normalize(target[..., None])
         rollout["advantage"] = ((advantage - mean) / (spread + 1e-8))[..., None]
+        if int(own.sum()) < 2:  # the others have some
+            return self._rows(rollout), math.nan
         unexplained, variance = float((target - value)[own].var()), float(target[own].var())
         return self._rows(rollout), 1.0 - unexplained / variance if variance > 0.0 else math.nan
 
@@ -234,27 +240,36 @@ class PPO:
 
     def _descend(self, rows: TensorDictBase) -> dict[str, float]:
         """Takes the gradient steps of one update and returns the means of what they report."""
-        # Equal parts: a small remainder would take a whole step on few rows.
-        parts = min(len(rows), max(1, round(rows.numel() / self._train.batch_size)))
+        parts = self._parts(rows)
         sums: dict[str, Tensor] = {}
         for _ in range(self._config.epochs):
             order = torch.randperm(len(rows), generator=self._generator)
-            for minibatch in rows[order.to(self._device)].chunk(parts):
-                for name, value in self._step(minibatch).items():
+            for part in order.to(self._device).tensor_split(parts):
+                for name, value in self._step(rows[part]).items():
                     sums[name] = sums[name] + value if name in sums else value
         steps = parts * self._config.epochs
         return {f"losses/{name}": float(total) / steps for name, total in sums.items()}
 
+    def _parts(self, rows: TensorDictBase) -> int:
+        """Returns into how many minibatches the rows go, as many on every rank."""
+        # Equal parts: a small remainder would take a whole step on few rows.
+        share = self.ranks.total(rows.numel()) / self.ranks.world_size
+        return max(1, round(share / self._train.batch_size))
+
     def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
-        """Takes one gradient step."""
-        terms = self._loss(minibatch)
-        loss = terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]
+        """Takes one gradient step; without rows here, by the gradients of other ranks."""
         self._optimizer.zero_grad()
-        loss.backward()
+        if len(minibatch):
+            terms = self._loss(minibatch)
+            loss = terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]
+            loss.backward()
+        self.ranks.average(self._parameters, len(minibatch))
         grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
         if not grad_norm.isfinite():
             raise PolicyError("PPO diverged: a gradient is not finite; a lower train.lr may help")
         self._optimizer.step()
+        if not len(minibatch):
+            return {}
         return {
             "policy": terms["loss_objective"].detach(),
             "value": terms["loss_critic"].detach(),

@@ -82,7 +82,12 @@ class RecurrentPPO(PPO):
         sequences: TensorDictBase = rollout.select(*LEARNED, "state", "begins", "own")
         return sequences.transpose(0, 1).contiguous()
 
+    def _parts(self, rows: TensorDictBase) -> int:
+        return min(super()._parts(rows), max(1, int(self.ranks.least(len(rows)))))
+
     def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
+        if not len(minibatch):
+            return super()._step(minibatch)
         sequences = minibatch.transpose(0, 1)
         rows: TensorDictBase = sequences.exclude("observation", "state", "begins").flatten()
         rows["observation"] = self._remember(sequences).flatten(0, 1)

@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from rlightning.learner.loop import Algorithm, LearnerStats, Source, Update
+from rlightning.learner.loop import Algorithm, LearnerStats, Source, Update, next_version
+from rlightning.learner.ranks import ALONE, Order, Ranks
 from rlightning.utils.config import LearnerConfig, TrainConfig
 
 # How often to ask how far the envs are: each time may be a call over the network.
@@ -90,13 +91,14 @@ def train_from_replay(
     published: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     save: Callable[[LearnerStats, bytes], None] = lambda stats, weights: None,
     stats: LearnerStats | None = None,
+    ranks: Ranks = ALONE,
 ) -> LearnerStats:
     """Learns until it is told to stop, or all updates of the budget's env steps are done.
 
     For each env step there are `learner.updates_per_step` updates. The learner waits for env steps;
     actors that are `learner.max_lead` ahead of the updates are paused, but take so many steps more
     when the learner waits for data. Rows of any weights are learned from, as far as
-    `learner.max_staleness` allows.
+    `learner.max_staleness` allows. In lockstep, a round is collected whenever no update is due.
 
     Args:
         algorithm: What learns.
@@ -110,6 +112,7 @@ def train_from_replay(
         save: Called with a checkpoint: every `save_interval` updates, and with the newest weights
             at the end, whatever ended the loop.
         stats: Goes on from this and counts into it.
+        ranks: Other learners, which make the same updates from batches of their own.
 
     Returns:
         `stats`, or a new one.
@@ -121,7 +124,7 @@ def train_from_replay(
     stats = LearnerStats() if stats is None else stats
     before = stats.env_steps
     pace = Pace(learner, train.max_env_steps)
-    stats.policy_version = max(source.policy_version(), stats.policy_version)
+    stats.policy_version = next_version(source, stats, train) - 1
     weights, published_at = b"", -1
     holding, asked = False, 0.0
 
@@ -141,7 +144,7 @@ def train_from_replay(
             if not holding and time.monotonic() - asked >= _ASK_EVERY_S:
                 stats.env_steps = before + source.env_steps()
                 asked = time.monotonic()
-            hold = pace.hold(stats.env_steps, stats.updates)
+            hold = not train.lockstep and pace.hold(stats.env_steps, stats.updates)
             if hold != holding:
                 source.hold(hold)
                 holding, asked = hold, 0.0
@@ -149,7 +152,11 @@ def train_from_replay(
                 if stats.env_steps >= train.max_env_steps:
                     break
                 source.check()
-                time.sleep(_ASK_EVERY_S)
+                if train.lockstep:
+                    source.collect(stats.env_steps, stop)
+                    asked = 0.0
+                else:
+                    time.sleep(_ASK_EVERY_S)
                 continue
             source.check()
             begun = time.monotonic()
@@ -163,9 +170,10 @@ def train_from_replay(
                 # There is none yet, since episodes are stored whole, or all rows are too old.
                 pace.grant(stats.env_steps)
                 continue
+            ranks.order(Order.UPDATE, stats.policy_version)
             metrics = algorithm.update(columns)
             stats.updates += 1
-            stats.rows += len(columns["reward"])
+            stats.rows += len(columns["reward"]) * ranks.world_size
             if algorithm.priorities is not None and "sample_index" in columns:
                 source.update_priorities(columns, algorithm.priorities)
             stats.latency.record("update", time.monotonic() - got)
@@ -186,17 +194,27 @@ def train_from_replay(
     return stats
 
 
+def fresh_rows(
+    columns: Mapping[str, Any], version: int, max_staleness: int | None
+) -> Mapping[str, Any]:
+    """Returns those rows of a batch that are at most `max_staleness` versions older than one."""
+    if max_staleness is None:
+        return columns
+    versions = np.asarray(columns["policy_version"])
+    fresh = (versions < 0) | (versions >= version - max_staleness)
+    if fresh.all():
+        return columns
+    return {name: _rows(value, fresh) for name, value in columns.items()}
+
+
 def _fresh(
     columns: Mapping[str, Any], stats: LearnerStats, max_staleness: int | None
 ) -> tuple[Mapping[str, Any] | None, npt.NDArray[np.int64]]:
     """Returns the rows that are not too old, None if all are, and the ages of those known."""
+    rows = len(columns["policy_version"])
+    columns = fresh_rows(columns, stats.policy_version, max_staleness)
     versions = np.asarray(columns["policy_version"])
-    if max_staleness is not None:
-        fresh = (versions < 0) | (versions >= stats.policy_version - max_staleness)
-        stats.skipped_rows += int((~fresh).sum())
-        if not fresh.all():
-            columns = {name: _rows(value, fresh) for name, value in columns.items()}
-            versions = versions[fresh]
+    stats.skipped_rows += rows - len(versions)
     ages = (stats.policy_version - versions[versions >= 0]).astype(np.int64)
     if ages.size:
         stats.max_staleness = max(int(ages.max()), stats.max_staleness or 0)

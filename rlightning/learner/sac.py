@@ -22,6 +22,7 @@ from torchrl.objectives import SACLoss, ValueEstimators
 from rlightning.errors import PolicyError
 from rlightning.learner.columns import as_observation, replay_batch
 from rlightning.learner.random_stream import RandomStream
+from rlightning.learner.ranks import ALONE, Ranks
 from rlightning.learner.targets import make_target_updater
 from rlightning.policy.sac_actor import bounded_box
 from rlightning.policy.weights import dump_weights, policy_weights
@@ -66,10 +67,13 @@ class SAC:
     Attributes:
         policy: The policy in training.
         priorities: How wrong the values of the last batch's rows were, float64 [B].
+        ranks: Learners with which it shares its gradients.
 
     Raises:
         ConfigError: The actions are not of a Box with finite bounds.
     """
+
+    ranks: Ranks = ALONE
 
     def __init__(
         self, policy: SquashedActorCritics, config: LearnerConfig, train: TrainConfig, *, seed: int
@@ -133,6 +137,7 @@ class SAC:
         loss = terms["loss_actor"] + terms["loss_qvalue"] + terms["loss_alpha"]
         self._optimizer.zero_grad()
         loss.backward()
+        self.ranks.average(self._parameters, len(action))
         if not loss.isfinite():
             raise PolicyError("SAC diverged: a loss is not finite; a lower train.lr may help")
         self._optimizer.step()
@@ -171,7 +176,8 @@ class SAC:
         """
         self._loss.load_state_dict(state["loss"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._random.states = list(state["random"])
+        if self.ranks.rank == 0:  # others draw on from their own
+            self._random.states = list(state["random"])
         self._updates = state["updates"]
 
 

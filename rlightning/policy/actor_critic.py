@@ -91,6 +91,10 @@ class ActorCriticPolicy(BasePolicy):
         normal = Normal(mean.reshape(shape), log_std.exp().reshape(shape), validate_args=False)
         return Independent(normal, len(self._shape), validate_args=False)
 
+    def seed(self, seed: int) -> None:
+        """Begins the random numbers of drawn actions anew."""
+        self._rng = np.random.default_rng(seed)
+
     def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:
         """Returns action, log_prob and value for the rows of a `PolicyInput`."""
         explore = getattr(env_ret, "mode", Mode.EXPLORE) is not Mode.EXPLOIT

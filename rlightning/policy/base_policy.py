@@ -133,6 +133,13 @@ class BasePolicy(ABC):
         """Returns the response as it is to be stored; unchanged unless overridden."""
         return policy_resp
 
+    def seed(self, seed: int) -> None:
+        """Begins the random numbers of drawn actions anew; called in lockstep only.
+
+        Here those of torch are meant; override it where `rollout_step` draws from others.
+        """
+        torch.manual_seed(seed)
+
     def setup_optimizer(self, optim_cfg: Config) -> None:  # noqa: B027 - optional
         """Makes the optimizers; called by `init_train` once the network exists."""
 

@@ -61,6 +61,8 @@ class PolicyHost:
 
     Args:
         config: Section `policy`.
+        lockstep: Whether to begin the policy's random numbers anew with each publish, from seeds
+            that follow from the weights and `policy.seed`.
 
     Attributes:
         batcher: Runs the inferences; its `stats` are those of this host.
@@ -70,8 +72,9 @@ class PolicyHost:
         ConfigError: The policy class cannot be loaded, or the state directory cannot be made.
     """
 
-    def __init__(self, config: PolicyConfig) -> None:
+    def __init__(self, config: PolicyConfig, *, lockstep: bool = False) -> None:
         self._config = config
+        self._lockstep = lockstep
         self._policy = build_policy(config, PolicyRole.EVAL)
         self._store = WeightStore(config.state_dir) if config.state_dir is not None else None
         # A CUDA device works while the host waits for it: the event loop must not be who waits.
@@ -226,7 +229,7 @@ class PolicyHost:
         values, rows = runner.layout.flatten(env_ret)
         part = Part(env_ret.env_id, values, rows)
         if runner.states is not None:
-            state = GroupState(None, carried=True) if state is None else state
+            state = runner.states.begin_carried() if state is None else state
             part.state = StateUse.of(state, env_ret, rows or 1, fresh=reset_state)
         return self.batcher.enqueue(
             runner, part, mode, received_ns=received_ns, timeout_us=timeout_us, nbytes=nbytes
@@ -316,10 +319,20 @@ class PolicyHost:
                 failpoint("weights.kept")
             self.batcher.stats.first_uses.received(weights.version, received_ns)
             if runner is not None:
-                await self.batcher.run(lambda: runner.load(tensors, weights.version))
+                await self.batcher.run(lambda: self._load(runner, tensors, weights))
             self._weights = weights
             self._changed.set()
             self._changed = asyncio.Event()
+
+    def _load(self, runner: _Runner, tensors: dict[str, Tensor], weights: Weights) -> None:
+        runner.load(tensors, weights.version)
+        self._reseed(weights)
+
+    def _reseed(self, weights: Weights | None) -> None:
+        if self._lockstep and weights is not None:
+            digest = int.from_bytes(weights.sha256[:8], "little")
+            drawn = np.random.SeedSequence([self._config.seed or 0, digest]).generate_state(1)
+            self._policy.seed(int(drawn[0]))
 
     def _stage(self, weights: Weights, runner: _Runner | None) -> dict[str, Tensor]:
         tensors = parse_weights(weights.data)
@@ -349,7 +362,7 @@ class PolicyHost:
                     f"{name}.init_eval failed: {type(error).__name__}: {error}"
                 ) from error
             if weights is not None:
-                runner.load(parse_weights(weights.data), weights.version)
+                self._load(runner, parse_weights(weights.data), weights)
 
         try:
             await self.batcher.run(make)
@@ -360,6 +373,7 @@ class PolicyHost:
             rows = min(meta.num_envs or 1, self._config.max_batch_rows)
             rows = min(rows, max(1, _WARM_UP_BYTES // layout.row_bytes))
             await self.batcher.run(lambda: runner.warm_up(rows))
+            await self.batcher.run(lambda: self._reseed(weights))
         return runner
 
 

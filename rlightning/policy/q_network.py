@@ -63,6 +63,10 @@ class QNetworkPolicy(BasePolicy):
         make.check_size(encoder.size, outputs)
         self.q_network = make(encoder, outputs, last_gain=1.0)
 
+    def seed(self, seed: int) -> None:
+        """Begins the random numbers of drawn actions anew."""
+        self._rng = np.random.default_rng(seed)
+
     def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:
         """Returns the action for each row of a `PolicyInput`."""
         values = self._values(env_ret.observation)

@@ -35,6 +35,7 @@ from rlightning.wire import (
     Writer,
     fill_env_ret,
     fill_value,
+    read_env_meta,
     read_policy_response,
     read_value,
 )
@@ -53,12 +54,14 @@ class PolicyDescription:
         policy_version: Version of the weights in use; 0 before the first publish.
         sessions: Sessions now open.
         stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
+        spec: The spaces that it acts in; None before a group has asked.
     """
 
     library_version: str
     policy_version: int
     sessions: int
     stats: Mapping[str, Any]
+    spec: EnvMeta | None = None
 
 
 class PolicyClient:
@@ -306,6 +309,7 @@ class PolicyClient:
             response.policy_version,
             response.sessions,
             read_value(reader.message.stats, reader),
+            read_env_meta(reader.message.spec, reader) if response.HasField("spec") else None,
         )
 
     def _prepare_hello(self, request: pb.ActRequest) -> None:

@@ -80,6 +80,10 @@ class SACActorPolicy(BasePolicy):
         mean, log_std = params.chunk(2, dim=-1)
         return mean, log_std.clamp(*LOG_STD_RANGE).exp()
 
+    def seed(self, seed: int) -> None:
+        """Begins the random numbers of drawn actions anew."""
+        self._rng = np.random.default_rng(seed)
+
     def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:
         """Returns the action for each row of a `PolicyInput`."""
         x, log_std = np.split(self._act(env_ret.observation), 2, axis=1)

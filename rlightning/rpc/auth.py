@@ -31,6 +31,8 @@ from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig
 logger = logging.getLogger(__name__)
 
 ADMIN = "admin"
+ANY = "any"
+"""What a method wants that every valid token may call; no scope of a token."""
 Scope = Literal["env", "actor", "learner", "admin"]
 _HEALTH = "/grpc.health.v1.Health/"
 
@@ -143,7 +145,7 @@ class TokenInterceptor(ServerInterceptor):
 
     Args:
         tokens: Who may call.
-        scopes: By full method name, the scope that a token needs; others need `admin`.
+        scopes: By full method name, the scope that a token needs, or `ANY`; others need `admin`.
     """
 
     def __init__(self, tokens: TokenTable, scopes: Mapping[str, str]) -> None:
@@ -173,7 +175,7 @@ class TokenInterceptor(ServerInterceptor):
                     raise UnauthenticatedError("authorization must be `Bearer TOKEN`")
                 scopes = self._tokens.scopes_of(token.strip())
                 needed = self._scopes.get(method, ADMIN)
-                if needed not in scopes and ADMIN not in scopes:
+                if needed != ANY and needed not in scopes and ADMIN not in scopes:
                     raise PermissionDeniedError(f"this call needs a token with scope {needed}")
                 return
         raise UnauthenticatedError(

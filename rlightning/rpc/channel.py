@@ -35,12 +35,17 @@ class Channel:
     """
 
     def __init__(
-        self, address: str, channel: grpc.aio.Channel, rpc: RpcConfig, metadata: Metadata
+        self,
+        address: str,
+        make: Callable[[], grpc.aio.Channel],
+        rpc: RpcConfig,
+        metadata: Metadata,
     ) -> None:
         self.address = address
         self.rpc = rpc
         self.metadata = metadata
-        self._channel = channel
+        self._make = make
+        self._channel = make()
 
     def unary_unary(self, method: str) -> Callable[..., Any]:
         """Returns the function that calls a method, as gRPC does."""
@@ -64,6 +69,14 @@ class Channel:
             return call(*args, metadata=self.metadata, **kwargs)
 
         return start
+
+    async def renew(self) -> None:
+        """Drops the connection, whatever it is in; calls that are open end with UNAVAILABLE.
+
+        The next call makes another one. A function that was returned before calls over the old one.
+        """
+        old, self._channel = self._channel, self._make()
+        await old.close(None)
 
     async def close(self) -> None:
         """Closes the connection; calls that are still open end with UNAVAILABLE."""
@@ -97,11 +110,13 @@ def connect(
     rpc = rpc or RpcConfig()
     options = channel_options(rpc)
     credentials = channel_credentials(auth, options)
-    if credentials is None:
-        channel = grpc.aio.insecure_channel(address, options)
-    else:
-        channel = grpc.aio.secure_channel(address, credentials, options)
-    return Channel(address, channel, rpc, call_metadata(auth))
+
+    def make() -> grpc.aio.Channel:
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options)
+        return grpc.aio.secure_channel(address, credentials, options)
+
+    return Channel(address, make, rpc, call_metadata(auth))
 
 
 async def unary(

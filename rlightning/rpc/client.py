@@ -132,7 +132,6 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self._on_message = on_message
         self._on_failure = on_failure
         self._welcome_timeout_s = welcome_timeout_s
-        self._start_call = channel.stream_stream(method)
         self._limits = Limits(max_bytes=channel.rpc.max_message_bytes)
         self._pauses_ms = channel.rpc.reconnect_initial_ms, channel.rpc.reconnect_max_ms
         self._token = ""
@@ -238,6 +237,19 @@ class SessionClient(Generic[RequestT, ResponseT]):
         while (stream := self._stream) is not None and not stream.ready.is_set():
             await stream.ready.wait()
 
+    async def probe(self) -> None:
+        """Asks the server for a sign of life, unless something else is being sent anyway."""
+        stream = self._stream
+        if stream is not None and not stream.writing:
+            await stream.write(self._heartbeat(self.activity.state))
+
+    async def renew(self, error: RemoteError) -> None:
+        """Gives the stream up with an error, and its connection; the next has another one."""
+        stream = self._stream
+        if stream is not None:
+            stream.lose(error)
+            await self._channel.renew()
+
     async def send_now(self, data: bytes) -> bool:
         """As `send`, for use inside `on_welcome`."""
         return self._stream is not None and await self._write(self._stream, data)
@@ -290,7 +302,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         Raises:
             RemoteError: The stream ended in any way but a half-close of this side.
         """
-        stream = ClientStream(self._start_call(), self._channel.rpc.max_message_bytes)
+        start_call = self._channel.stream_stream(self._method)
+        stream = ClientStream(start_call(), self._channel.rpc.max_message_bytes)
         try:
             reader = await self._greet(stream)
             self._accept(stream, welcome_of(reader.message))

@@ -12,8 +12,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from rlightning.errors import NotFoundError, RemoteError
 from rlightning.rpc import status
-from rlightning.rpc.channel import connect
+from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.handlers import Context, Handler, MethodHandler
+from rlightning.rpc.replicas import auth_of_replica, find_replicas
 from rlightning.utils.config.rpc import ClientAuthConfig, RpcConfig
 
 SERVICE_NAME = "grpc.health.v1.Health"
@@ -195,17 +196,75 @@ async def check(
         RemoteError: It did not answer, or does not know the name.
         ConfigError: A file that `auth` names cannot be read.
     """
-    rpc = RpcConfig()
-    async with connect(address, rpc=rpc, auth=auth) as channel:
-        method = f"/{SERVICE_NAME}/Check"
+    async with connect(address, rpc=RpcConfig(), auth=auth) as channel:
         request = _messages()["HealthCheckRequest"](service=service).SerializeToString()
-        call = channel.unary_unary(method)(request, timeout=timeout_s)
-        try:
-            with status.remote_errors(peer=address, method=method):
-                data = await call
-        finally:
-            call.cancel()
+        data = await _ask(channel, "Check", request, timeout_s)
         return ServingStatus(_messages()["HealthCheckResponse"].FromString(data).status)
+
+
+async def list_statuses(channel: Channel, *, timeout_s: float = 2.0) -> dict[str, ServingStatus]:
+    """Asks a server for every name that it knows, and its health.
+
+    Args:
+        channel: To the server.
+        timeout_s: Seconds to wait.
+
+    Raises:
+        RemoteError: It did not answer, or has no such method.
+    """
+    data = await _ask(channel, "List", b"", timeout_s)
+    statuses = _messages()["HealthListResponse"].FromString(data).statuses
+    return {name: ServingStatus(response.status) for name, response in statuses.items()}
+
+
+async def _ask(channel: Channel, name: str, request: bytes, timeout_s: float) -> bytes:
+    method = f"/{SERVICE_NAME}/{name}"
+    call = channel.unary_unary(method)(request, timeout=timeout_s)
+    try:
+        with status.remote_errors(peer=channel.address, method=method):
+            data: bytes = await call
+    finally:
+        call.cancel()
+    return data
+
+
+async def check_replicas(
+    address: str,
+    service: str = OVERALL,
+    *,
+    timeout_s: float = 2.0,
+    auth: ClientAuthConfig | None = None,
+) -> dict[str, ServingStatus | RemoteError]:
+    """Asks all servers that an address stands for, see `find_replicas`, for their health.
+
+    Arguments are those of `check`, which may take as long again to find the servers.
+
+    Returns:
+        The answer of each by its own address, or why there is none.
+
+    Raises:
+        UnavailableError: There is no such name.
+        ConfigError: A file that `auth` names cannot be read.
+    """
+    replicas = await find_replicas(address, timeout_s=timeout_s)
+    answers = await asyncio.gather(
+        *(
+            check(
+                replica,
+                service,
+                timeout_s=timeout_s,
+                auth=auth_of_replica(auth, address, replica),
+            )
+            for replica in replicas
+        ),
+        return_exceptions=True,
+    )
+    found: dict[str, ServingStatus | RemoteError] = {}
+    for replica, answer in zip(replicas, answers, strict=True):
+        if not isinstance(answer, (ServingStatus, RemoteError)):
+            raise answer
+        found[replica] = answer
+    return found
 
 
 def check_health(

@@ -13,7 +13,9 @@ import grpc
 import grpc.aio
 
 from rlightning.errors import ConfigError, UnavailableError
+from rlightning.rpc import link
 from rlightning.rpc.auth import (
+    ANY,
     TokenInterceptor,
     TokenTable,
     check_listener,
@@ -127,6 +129,7 @@ class RunningServer:
                 f"/{self._service.name}/{method}": scope
                 for method, scope in self._service.scopes.items()
             }
+            scopes |= {f"/{link.SERVICE}/{method}": ANY for method in link.handlers()}
             interceptors.insert(0, TokenInterceptor(TokenTable.load(listen.tokens), scopes))
         elif not is_loopback(listen.address) and not (listen.tls and listen.tls.client_ca_file):
             logger.warning("%s takes calls from anyone who reaches it: no tokens", listen.address)
@@ -135,6 +138,7 @@ class RunningServer:
             (
                 grpc.method_handlers_generic_handler(self._service.name, self._methods),
                 grpc.method_handlers_generic_handler(HEALTH, self._health.handlers()),
+                grpc.method_handlers_generic_handler(link.SERVICE, link.handlers()),
             )
         )
         if self._reflection:
@@ -290,4 +294,5 @@ def _add_reflection(server: grpc.aio.Server, service: str) -> None:
         raise ConfigError(
             "reflection needs grpcio-reflection: pip install 'rlightning[serve]'"
         ) from error
-    reflection.enable_server_reflection((service, HEALTH, reflection.SERVICE_NAME), server)
+    names = (service, HEALTH, link.SERVICE, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)

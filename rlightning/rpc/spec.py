@@ -14,6 +14,7 @@ from rlightning.errors import InvalidRequestError, PreconditionError
 from rlightning.types import EnvMeta
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import space_pb2, tensor_pb2
+from rlightning.wire import encode_env_meta
 
 _ITEM_BYTES = {
     tensor_pb2.DTYPE_INT16: 2,
@@ -58,6 +59,17 @@ def session_cap(spec: space_pb2.EnvMeta, rpc: RpcConfig) -> int:
         return rpc.max_message_bytes
     rows = max(1, spec.num_envs)
     return min(rows * (2 * observations + actions) + rpc.info_budget_bytes, rpc.max_message_bytes)
+
+
+def needed_bytes(meta: EnvMeta, rpc: RpcConfig) -> int:
+    """Returns the largest message in bytes that an env needs, whatever the transport lets through.
+
+    Raises:
+        InvalidRequestError: As `session_cap`.
+    """
+    spec = space_pb2.EnvMeta.FromString(encode_env_meta(meta))
+    boundless = rpc.model_copy(update={"max_message_bytes": 2**62})
+    return session_cap(spec, boundless)
 
 
 def space_bytes(space: space_pb2.Space, path: str = "space") -> int:
@@ -154,8 +166,20 @@ def _diff(path: str, expected: Any, got: Any) -> Iterator[str]:
     elif isinstance(expected, spaces.Graph):
         yield from _diff(f"{path}.node_space", expected.node_space, got.node_space)
         yield from _diff(f"{path}.edge_space", expected.edge_space, got.edge_space)
-    elif expected != got:
+    elif not _equal(expected, got):
         yield from _diff_leaf(path, expected, got)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compares two spaces of a kind; gymnasium takes seconds for large boxes that are equal."""
+    if (
+        isinstance(one, spaces.Box)
+        and (one.shape, one.dtype) == (other.shape, other.dtype)
+        and np.array_equal(one.low, other.low)
+        and np.array_equal(one.high, other.high)
+    ):
+        return True
+    return bool(one == other)
 
 
 _LEAF_FIELDS = (

@@ -30,3 +30,6 @@ class EnvMeta:
     """Space of one row's observation."""
     num_envs: int | None = None
     """Number of rows stepped together."""
+    lossy: tuple[str, ...] = ()
+    """Keys of the observation, joined by dots, of pictures that are not bit for bit what the env
+    gave, since its client shrinks or compresses them; `observation` for the whole of it."""

@@ -295,8 +295,12 @@ class ClearResponse(_message.Message):
     def __init__(self, cleared: _Optional[int] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("hold", "keep")
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    hold: bool
+    keep: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, hold: _Optional[bool] = ..., keep: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CheckpointResponse(_message.Message):
     __slots__ = ("name", "total_bytes")

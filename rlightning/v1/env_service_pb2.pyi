@@ -12,6 +12,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PictureFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PICTURE_FORMAT_UNSPECIFIED: _ClassVar[PictureFormat]
+    PICTURE_FORMAT_PNG: _ClassVar[PictureFormat]
+    PICTURE_FORMAT_JPEG: _ClassVar[PictureFormat]
+
 class ActorCommand(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ACTOR_COMMAND_UNSPECIFIED: _ClassVar[ActorCommand]
@@ -25,6 +31,9 @@ class EnvCommand(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENV_COMMAND_RELOAD: _ClassVar[EnvCommand]
     ENV_COMMAND_APPLY_EVALUATE_CFG: _ClassVar[EnvCommand]
     ENV_COMMAND_RESTORE_EVALUATE_CFG: _ClassVar[EnvCommand]
+PICTURE_FORMAT_UNSPECIFIED: PictureFormat
+PICTURE_FORMAT_PNG: PictureFormat
+PICTURE_FORMAT_JPEG: PictureFormat
 ACTOR_COMMAND_UNSPECIFIED: ActorCommand
 ACTOR_COMMAND_START: ActorCommand
 ACTOR_COMMAND_PAUSE: ActorCommand
@@ -47,16 +56,26 @@ class AttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[AttachHello, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., steps: _Optional[_Union[AttachSteps, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class AttachHello(_message.Message):
-    __slots__ = ("session", "last_seq", "last_env_ret", "wants_acks")
+    __slots__ = ("session", "last_seq", "last_env_ret", "wants_acks", "cameras")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     LAST_ENV_RET_FIELD_NUMBER: _ClassVar[int]
     WANTS_ACKS_FIELD_NUMBER: _ClassVar[int]
+    CAMERAS_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Hello
     last_seq: int
     last_env_ret: _env_ret_pb2.EnvRet
     wants_acks: bool
-    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., last_seq: _Optional[int] = ..., last_env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ..., wants_acks: _Optional[bool] = ...) -> None: ...
+    cameras: _containers.RepeatedCompositeFieldContainer[CameraEncoding]
+    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., last_seq: _Optional[int] = ..., last_env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ..., wants_acks: _Optional[bool] = ..., cameras: _Optional[_Iterable[_Union[CameraEncoding, _Mapping]]] = ...) -> None: ...
+
+class CameraEncoding(_message.Message):
+    __slots__ = ("path", "format")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    path: _containers.RepeatedScalarFieldContainer[str]
+    format: PictureFormat
+    def __init__(self, path: _Optional[_Iterable[str]] = ..., format: _Optional[_Union[PictureFormat, str]] = ...) -> None: ...
 
 class AttachSteps(_message.Message):
     __slots__ = ("epoch", "steps")
@@ -81,7 +100,7 @@ class AttachStep(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ..., wants_action: _Optional[bool] = ..., dropped: _Optional[int] = ..., response: _Optional[_Union[_policy_response_pb2.PolicyResponse, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "heartbeat", "answer", "drain", "ack", "timing", "taken_seq")
+    __slots__ = ("welcome", "heartbeat", "answer", "drain", "ack", "timing", "taken_seq", "decodes_cameras")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +108,7 @@ class AttachResponse(_message.Message):
     ACK_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     TAKEN_SEQ_FIELD_NUMBER: _ClassVar[int]
+    DECODES_CAMERAS_FIELD_NUMBER: _ClassVar[int]
     welcome: _session_pb2.Welcome
     heartbeat: _session_pb2.Heartbeat
     answer: AttachAnswer
@@ -96,7 +116,8 @@ class AttachResponse(_message.Message):
     ack: AttachAck
     timing: _session_pb2.Timing
     taken_seq: int
-    def __init__(self, welcome: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., answer: _Optional[_Union[AttachAnswer, _Mapping]] = ..., drain: _Optional[_Union[_session_pb2.Drain, _Mapping]] = ..., ack: _Optional[_Union[AttachAck, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., taken_seq: _Optional[int] = ...) -> None: ...
+    decodes_cameras: bool
+    def __init__(self, welcome: _Optional[_Union[_session_pb2.Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., answer: _Optional[_Union[AttachAnswer, _Mapping]] = ..., drain: _Optional[_Union[_session_pb2.Drain, _Mapping]] = ..., ack: _Optional[_Union[AttachAck, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., taken_seq: _Optional[int] = ..., decodes_cameras: _Optional[bool] = ...) -> None: ...
 
 class AttachAck(_message.Message):
     __slots__ = ("taken_seq", "closing")
@@ -175,28 +196,44 @@ class StepAnswer(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., env_rets: _Optional[_Iterable[_Union[_env_ret_pb2.EnvRet, _Mapping]]] = ..., error: _Optional[_Union[_session_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("actor", "env")
+    __slots__ = ("actor", "env", "collect")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     ENV_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_FIELD_NUMBER: _ClassVar[int]
     actor: ActorCommand
     env: EnvCommand
-    def __init__(self, actor: _Optional[_Union[ActorCommand, str]] = ..., env: _Optional[_Union[EnvCommand, str]] = ...) -> None: ...
+    collect: CollectRound
+    def __init__(self, actor: _Optional[_Union[ActorCommand, str]] = ..., env: _Optional[_Union[EnvCommand, str]] = ..., collect: _Optional[_Union[CollectRound, _Mapping]] = ...) -> None: ...
+
+class CollectRound(_message.Message):
+    __slots__ = ("begin", "steps")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    steps: int
+    def __init__(self, begin: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("actor_running",)
+    __slots__ = ("actor_running", "collected")
     ACTOR_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    COLLECTED_FIELD_NUMBER: _ClassVar[int]
     actor_running: bool
-    def __init__(self, actor_running: _Optional[bool] = ...) -> None: ...
+    collected: bool
+    def __init__(self, actor_running: _Optional[bool] = ..., collected: _Optional[bool] = ...) -> None: ...
 
 class EnvServiceDescribeRequest(_message.Message):
-    __slots__ = ("episode_cursor", "trace_cursor", "timing")
+    __slots__ = ("episode_cursor", "trace_cursor", "timing", "max_episodes", "max_traces")
     EPISODE_CURSOR_FIELD_NUMBER: _ClassVar[int]
     TRACE_CURSOR_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    MAX_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TRACES_FIELD_NUMBER: _ClassVar[int]
     episode_cursor: int
     trace_cursor: int
     timing: _session_pb2.Timing
-    def __init__(self, episode_cursor: _Optional[int] = ..., trace_cursor: _Optional[int] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
+    max_episodes: int
+    max_traces: int
+    def __init__(self, episode_cursor: _Optional[int] = ..., trace_cursor: _Optional[int] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., max_episodes: _Optional[int] = ..., max_traces: _Optional[int] = ...) -> None: ...
 
 class EnvServiceDescribeResponse(_message.Message):
     __slots__ = ("library_version", "envs", "actor_running", "env_steps", "episodes", "episode_cursor", "stats", "external_env_ids", "traces", "trace_cursor", "timing")

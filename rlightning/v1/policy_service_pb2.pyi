@@ -1,6 +1,7 @@
 from rlightning.v1 import env_ret_pb2 as _env_ret_pb2
 from rlightning.v1 import policy_response_pb2 as _policy_response_pb2
 from rlightning.v1 import session_pb2 as _session_pb2
+from rlightning.v1 import space_pb2 as _space_pb2
 from rlightning.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -155,15 +156,17 @@ class PolicyServiceDescribeRequest(_message.Message):
     def __init__(self, timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class PolicyServiceDescribeResponse(_message.Message):
-    __slots__ = ("library_version", "policy_version", "sessions", "stats", "timing")
+    __slots__ = ("library_version", "policy_version", "sessions", "stats", "timing", "spec")
     LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     library_version: str
     policy_version: int
     sessions: int
     stats: _tensor_pb2.Value
     timing: _session_pb2.Timing
-    def __init__(self, library_version: _Optional[str] = ..., policy_version: _Optional[int] = ..., sessions: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
+    spec: _space_pb2.EnvMeta
+    def __init__(self, library_version: _Optional[str] = ..., policy_version: _Optional[int] = ..., sessions: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ...) -> None: ...

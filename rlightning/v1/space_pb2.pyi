@@ -126,17 +126,19 @@ class OneOfSpace(_message.Message):
     def __init__(self, spaces: _Optional[_Iterable[_Union[Space, _Mapping]]] = ...) -> None: ...
 
 class EnvMeta(_message.Message):
-    __slots__ = ("env_id", "action_space", "observation_space", "num_envs", "agent_action_spaces", "agent_observation_spaces")
+    __slots__ = ("env_id", "action_space", "observation_space", "num_envs", "agent_action_spaces", "agent_observation_spaces", "lossy")
     ENV_ID_FIELD_NUMBER: _ClassVar[int]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
     NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
     AGENT_ACTION_SPACES_FIELD_NUMBER: _ClassVar[int]
     AGENT_OBSERVATION_SPACES_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     env_id: str
     action_space: Space
     observation_space: Space
     num_envs: int
     agent_action_spaces: DictSpace
     agent_observation_spaces: DictSpace
-    def __init__(self, env_id: _Optional[str] = ..., action_space: _Optional[_Union[Space, _Mapping]] = ..., observation_space: _Optional[_Union[Space, _Mapping]] = ..., num_envs: _Optional[int] = ..., agent_action_spaces: _Optional[_Union[DictSpace, _Mapping]] = ..., agent_observation_spaces: _Optional[_Union[DictSpace, _Mapping]] = ...) -> None: ...
+    lossy: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, env_id: _Optional[str] = ..., action_space: _Optional[_Union[Space, _Mapping]] = ..., observation_space: _Optional[_Union[Space, _Mapping]] = ..., num_envs: _Optional[int] = ..., agent_action_spaces: _Optional[_Union[DictSpace, _Mapping]] = ..., agent_observation_spaces: _Optional[_Union[DictSpace, _Mapping]] = ..., lossy: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -7,11 +7,14 @@ from typing import Any
 from rlightning.errors import CodecError
 from rlightning.types.metadata import EnvMeta
 from rlightning.v1 import space_pb2
-from rlightning.wire.fields import set_int, set_text
+from rlightning.wire.fields import not_unicode, set_int, set_text
 from rlightning.wire.frame import DEFAULT_LIMITS, Limits, Reader, Writer
 from rlightning.wire.paths import under
 from rlightning.wire.space import fill_dict, fill_space, read_dict, read_space
 from rlightning.wire.splice import Buffer
+
+# What Python keeps for a text, but its characters.
+_TEXT_BYTES = 64
 
 
 def encode_env_meta(meta: EnvMeta) -> bytes:
@@ -54,6 +57,10 @@ def fill_env_meta(pb: space_pb2.EnvMeta, meta: EnvMeta, w: Writer) -> None:
         except CodecError as error:
             under(error, name)
             raise
+    try:
+        pb.lossy.extend(meta.lossy)
+    except UnicodeEncodeError as error:
+        raise not_unicode(error, path="lossy") from error
 
 
 def read_env_meta(pb: space_pb2.EnvMeta, r: Reader[Any]) -> EnvMeta:
@@ -70,7 +77,8 @@ def read_env_meta(pb: space_pb2.EnvMeta, r: Reader[Any]) -> EnvMeta:
         CodecError: A space is not valid or passes a limit; the path says where.
     """
     r.take_kept(4 * len(pb.env_id))
-    meta = EnvMeta(env_id=pb.env_id or None)
+    r.take_kept(sum(_TEXT_BYTES + 4 * len(key) for key in pb.lossy))
+    meta = EnvMeta(env_id=pb.env_id or None, lossy=tuple(pb.lossy))
     if pb.HasField("num_envs"):
         if not 1 <= pb.num_envs <= r.limits.max_rows:
             expected = f"expected 1 to {r.limits.max_rows}, got {pb.num_envs}"

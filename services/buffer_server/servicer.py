@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlightning.buffer.durable.space import check_space
 from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.parts import joined
 from rlightning.buffer.pipeline import Item
@@ -52,7 +53,8 @@ class BufferService:
         failure: Gets an exception when the disk did not confirm what was written.
 
     Raises:
-        ConfigError: The section asks for what the buffer does not offer.
+        ConfigError: The section asks for what the buffer does not offer, or for more memory or disk
+            than there is.
     """
 
     name = SERVICE
@@ -70,6 +72,7 @@ class BufferService:
 
     def __init__(self, config: MainConfig) -> None:
         rpc = config.services.buffer.rpc
+        check_space(config.buffer)
         self._tables = Tables(config.buffer)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._store = DurableStore(config.buffer, self._tables, _read_items)
@@ -222,7 +225,7 @@ class BufferService:
     async def _checkpoint(
         self, request: pb.CheckpointRequest, context: Context
     ) -> pb.CheckpointResponse:
-        made = await self._store.checkpoint()
+        made = await self._store.checkpoint(request.keep if request.hold else None)
         return pb.CheckpointResponse(name=made.name, total_bytes=made.nbytes)
 
     async def _describe(self, request: pb.BufferServiceDescribeRequest, context: Context) -> bytes:
@@ -280,7 +283,9 @@ class BufferService:
             **dataclasses.asdict(self._insert.counts),
             "batches_total": self._sample.batches_total,
             **self._store.stats(),
+            "inserts_waiting": self._insert.waiting,
             "sessions": describe_sessions(self._writers.sessions),
+            "learners": describe_sessions(self._learners.sessions),
             "tables": {name: table.stats() for name, table in self._tables.items()},
             "latency": latency.summary(),
             "latency_window_s": latency.WINDOW_S,

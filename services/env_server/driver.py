@@ -7,13 +7,13 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
 
-from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, BufferPort, run_actor
+from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, BufferPort, EnvPort, run_actor
 from rlightning.buffer.arguments import make_table
 from rlightning.buffer.remote_buffer import InsertClient, items_per_message
 from rlightning.buffer.routing import tables_of
@@ -21,9 +21,11 @@ from rlightning.chunks import ChunkedActions
 from rlightning.env.attached import AttachedGroup
 from rlightning.env.control import Quorum
 from rlightning.env.hosting import HostedGroup
+from rlightning.env.lockstep import Round
 from rlightning.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
+    PreconditionError,
     RLightningError,
     StorageFullError,
     UnavailableError,
@@ -41,6 +43,8 @@ _LOG = logging.getLogger(__name__)
 _CONNECT_S = 5.0
 # A stop gives up on servers that let nothing happen for this long.
 _STALLED_S = 1.0
+# How long a request waits for the round that it asks for.
+_ROUND_LOOK_S = 0.2
 # How long an actor whose client has left may take to store what came of it.
 _FAREWELL_S = 5.0
 # Items of one writer that may be unacked.
@@ -85,10 +89,44 @@ class Driver:
         self._farewells: dict[asyncio.Task[None], _Actor] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
+        self._round: asyncio.Task[None] | None = None
+        self._begin = 0
 
     def start(self) -> None:
-        """Starts the actors; returns at once."""
+        """Starts the actors, except in lockstep; returns at once."""
+        if self._config.train.lockstep:
+            return
         self._tasks = [asyncio.create_task(self._drive(actor)) for actor in self._actors]
+
+    async def collect(self, begin: int, steps: int) -> bool:
+        """Lets the actors take a round of lockstep, one after the other.
+
+        So each answer is computed for the rows of one group, and rows are stored in one order.
+
+        Args:
+            begin: Env steps of the run before it.
+            steps: Steps of every row.
+
+        Returns:
+            Whether the round that begins there is stored; False while it is on its way.
+        """
+        if self._round is None or self._begin != begin:
+            if self._round is not None and not self._round.done():
+                raise PreconditionError(f"the round that begins at {self._begin} is on its way")
+            self._begin = begin
+            self._round = asyncio.create_task(self._collect(begin, steps))
+            self._tasks = [self._round]
+        await asyncio.wait({self._round}, timeout=_ROUND_LOOK_S)
+        return self._round.done()
+
+    async def _collect(self, begin: int, steps: int) -> None:
+        seed = self._config.train.seed
+        for actor in self._actors:  # first of all, since rollouts wait for all that are connected
+            await self._guarded(actor, actor.connect())
+        for index, actor in enumerate(self._actors):
+            if isinstance(actor.group, HostedGroup):
+                one = Round(actor.group, index, begin, seed)
+                await self._guarded(actor, actor.run_round(one, steps))
 
     def attach(self, group: AttachedGroup) -> None:
         """Starts the actor of a client's env; returns at once."""
@@ -220,9 +258,12 @@ class Driver:
         )
 
     async def _drive(self, actor: _Actor) -> None:
+        await self._guarded(actor, actor.run())
+
+    async def _guarded(self, actor: _Actor, work: Coroutine[Any, Any, None]) -> None:
         env_id = actor.group.env_id
         try:
-            await actor.run()
+            await work
         except Exception as error:
             if not isinstance(error, RLightningError):  # a bug, which nobody else will see
                 _LOG.error("the actor of %s raised", env_id, exc_info=error)
@@ -314,6 +355,7 @@ class _Actor:
         self.quorum = quorum
         self.stats = ActorStats(latency=latency)
         self._traces = traces
+        self._is_connected = False
         self.policy = PolicyClient(
             services.policy.dial_address,
             spec=group.meta,
@@ -334,10 +376,25 @@ class _Actor:
         )
         self.steps = UnaskedSteps(self.buffer)
         self.chunks: ChunkedActions | None = None
-        self._ahead = services.env.chunk_ahead
+        # What comes when must not matter in lockstep.
+        self._ahead = 0 if config.train.lockstep else services.env.chunk_ahead
         self._info_keys = group.config.info_keys if isinstance(group, HostedGroup) else INFO_KEYS
 
     async def run(self) -> None:
+        await self.connect()
+        if not self.control.stopping:
+            steps = self.steps if isinstance(self.group, AttachedGroup) else self.buffer
+            await self._act(self.group, steps)
+
+    async def run_round(self, one: Round, steps: int) -> None:
+        """Takes a round of lockstep, and returns when it is stored."""
+        await self._act(one, self.buffer, max_steps=steps, new_segment=True)
+        await self.buffer.flush()
+
+    async def connect(self) -> None:
+        """Opens the sessions. Safe to repeat."""
+        if self._is_connected:
+            return
         with self.group.activity.told_by_sessions():
             while not (self.quorum.reached or self.control.stopping):
                 await self.control.sleep(0.05)
@@ -346,24 +403,25 @@ class _Actor:
                 # Rollouts wait for whoever writes: not for one that has not begun.
                 await self.group.came()
             await self._connected("buffer", self.buffer.start)
-        if not self.control.stopping:
-            attached = isinstance(self.group, AttachedGroup)
-            buffer: BufferPort = self.steps if attached else self.buffer
-            space = self.group.meta.action_space
-            # A client with a control loop executes chunks by itself.
-            if isinstance(space, gym.Space) and not getattr(self.group, "wants_acks", False):
-                self.chunks = ChunkedActions(self.policy, buffer, space, ahead=self._ahead)
-            await run_actor(
-                self.group,
-                self.chunks or self.policy,
-                self.chunks or buffer,
-                info_keys=self._info_keys,
-                control=self.control,
-                stats=self.stats,
-                traces=self._traces,
-            )
-            if self.chunks is not None:
-                await self.chunks.finish()
+        self._is_connected = True
+
+    async def _act(self, env: EnvPort, buffer: BufferPort, **limits: Any) -> None:
+        space = self.group.meta.action_space
+        # A client with a control loop executes chunks by itself.
+        if isinstance(space, gym.Space) and not getattr(self.group, "wants_acks", False):
+            self.chunks = ChunkedActions(self.policy, buffer, space, ahead=self._ahead)
+        await run_actor(
+            env,
+            self.chunks or self.policy,
+            self.chunks or buffer,
+            info_keys=self._info_keys,
+            control=self.control,
+            stats=self.stats,
+            traces=self._traces,
+            **limits,
+        )
+        if self.chunks is not None:
+            await self.chunks.finish()
 
     async def close(self) -> None:
         await asyncio.gather(self.policy.close(), self.buffer.close())

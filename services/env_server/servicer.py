@@ -13,6 +13,7 @@ from rlightning.env.control import Quorum
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
 from rlightning.env.hosting import HostedGroup, host_envs
 from rlightning.env.remote_client import SERVICE
+from rlightning.env.replica import replica_name
 from rlightning.env.step_sessions import DrivenGroup, StepSessions
 from rlightning.errors import (
     ConfigError,
@@ -118,6 +119,7 @@ class EnvService:
             seed=config.train.seed,
             log=self._log,
             inline_below_us=services.env.step_inline_below_us,
+            replica=replica_name(services.env.replica),
         )
         acted = [group for group in self._groups if group.config.driver == "actor"]
         self._driver = Driver(
@@ -245,6 +247,10 @@ class EnvService:
             raise InvalidRequestError(f"episode_cursor: {request.episode_cursor} is below 0")
         if request.trace_cursor < 0:
             raise InvalidRequestError(f"trace_cursor: {request.trace_cursor} is below 0")
+        if request.max_episodes < 0:
+            raise InvalidRequestError(f"max_episodes: {request.max_episodes} is below 0")
+        if request.max_traces < 0:
+            raise InvalidRequestError(f"max_traces: {request.max_traces} is below 0")
         response, writer = pb.EnvServiceDescribeResponse(), Writer()
         response.library_version = LIBRARY_VERSION
         attached = [group.meta for group in self._attached.groups.values()]
@@ -254,7 +260,7 @@ class EnvService:
         response.actor_running = self._control.running
         response.env_steps = sum(group.env_steps for group in self._groups)
         response.env_steps += self._attached.env_steps
-        for episode in self._log.since(request.episode_cursor):
+        for episode in self._log.since(request.episode_cursor)[-request.max_episodes :]:
             _fill_episode(response.episodes.add(), episode)
         response.episode_cursor = self._log.cursor
         stats = {} if self._driver is None else self._driver.stats()
@@ -262,7 +268,7 @@ class EnvService:
         stats["drivers"] = self._driven.drivers
         fill_value(response.stats, stats, writer)
         if self._driver is not None:
-            for trace in self._driver.traces.since(request.trace_cursor):
+            for trace in self._driver.traces.since(request.trace_cursor)[-request.max_traces :]:
                 _fill_trace(response.traces.add(), trace)
             response.trace_cursor = self._driver.traces.cursor
         stamp(response, arrival)
@@ -276,7 +282,16 @@ class EnvService:
             await self._command(request.env)
         if request.actor == pb.ACTOR_COMMAND_START:
             self._control.start()
-        return pb.ControlResponse(actor_running=self._control.running)
+        collected = request.HasField("collect") and await self._collect(request.collect)
+        return pb.ControlResponse(actor_running=self._control.running, collected=collected)
+
+    async def _collect(self, asked: pb.CollectRound) -> bool:
+        if not self._config.train.lockstep or self._driver is None:
+            raise PreconditionError("no round is collected here: train.lockstep is false")
+        for name, value, least in (("begin", asked.begin, 0), ("steps", asked.steps, 1)):
+            if not least <= value < 2**40:
+                raise InvalidRequestError(f"collect.{name}: expected {least} to 2^40, got {value}")
+        return await self._driver.collect(asked.begin, asked.steps)
 
     async def _command(self, command: pb.EnvCommand) -> None:
         name = _ENV_COMMANDS.get(command)

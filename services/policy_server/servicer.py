@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ from rlightning.v1 import space_pb2
 from rlightning.wire import (
     Reader,
     Writer,
+    fill_env_meta,
     fill_policy_response,
     fill_value,
     read_env_ret,
@@ -78,6 +80,7 @@ class PolicyService:
 
     def __init__(self, config: MainConfig) -> None:
         self._config = config.policy
+        self._lockstep = config.train.lockstep
         self._measures = config.log.latency
         self._rpc = config.services.policy.rpc
         self._host: PolicyHost | None = None
@@ -100,7 +103,8 @@ class PolicyService:
         # In a thread, since the import takes a second or more and health must answer meanwhile.
         await asyncio.to_thread(preload_torch)
         module: Any = await asyncio.to_thread(import_module, "rlightning.policy.host")
-        host: PolicyHost = await asyncio.to_thread(module.PolicyHost, self._config)
+        make = partial(module.PolicyHost, self._config, lockstep=self._lockstep)
+        host: PolicyHost = await asyncio.to_thread(make)
         if not self._measures:
             host.batcher.stats.latency = LatencyStats(enabled=False)
         await host.start()
@@ -232,6 +236,8 @@ class PolicyService:
         writer = Writer()
         stats = {**host.describe(), "sessions": describe_sessions(self._registry.sessions)}
         fill_value(response.stats, stats, writer)
+        if host.meta is not None:
+            fill_env_meta(response.spec, host.meta, writer)
         stamp(response, arrival)
         return writer.finish(response)
 
@@ -404,15 +410,18 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
     def _state_of(
         self, group: _Group, step: pb.ActStep, reader: Reader[pb.ActRequest]
     ) -> GroupState | None:
-        """Returns the recurrent state that a step goes on from; None for a fresh one, or none.
+        """Returns the recurrent state that a step goes on from; None if the policy has none.
 
         Raises:
             PreconditionError: It is lost.
             InvalidRequestError: The step brings one that the policy cannot take.
         """
         states = self._hosted().states
-        if states is not None and self._carried and step.HasField("state"):
-            return states.read_carried(read_value(step.state, reader))
+        if states is not None and self._carried:
+            if step.HasField("state"):
+                return states.read_carried(read_value(step.state, reader))
+            if step.seq == 1 or step.reset_state:
+                return states.begin_carried()
         if step.HasField("state"):
             # Ignoring it would let the client believe that its answers depend on it.
             who = "this server's policy has none" if states is None else "this server keeps it"

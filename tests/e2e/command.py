@@ -30,21 +30,21 @@ def settings(*overrides):
     return [word for override in overrides for word in ("--set", override)]
 
 
-def run(*arguments, cwd, timeout_s=60.0):
+def run(*arguments, cwd, timeout_s=60.0, command=(RLIGHTNING,)):
     """Runs a command to its end; returns (exit code, stdout, stderr)."""
-    with Command(*arguments, cwd=cwd) as command:
-        code = command.wait(timeout_s)
-        return code, command.stdout, command.stderr
+    with Command(*arguments, cwd=cwd, command=command) as running:
+        code = running.wait(timeout_s)
+        return code, running.stdout, running.stderr
 
 
 class Command:
     """A running command; ended, with what it started, when the test leaves the block."""
 
-    def __init__(self, *arguments, cwd):
+    def __init__(self, *arguments, cwd, command=(RLIGHTNING,)):
         self._files = [cwd / f".{time.monotonic_ns()}.{name}" for name in ("out", "err")]
         with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
             self.process = subprocess.Popen(
-                [str(RLIGHTNING), *map(str, arguments)],
+                [*map(str, command), *map(str, arguments)],
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

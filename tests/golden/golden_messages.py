@@ -31,6 +31,7 @@ from rlightning.v1 import (
     buffer_service_pb2,
     env_ret_pb2,
     env_service_pb2,
+    link_service_pb2,
     policy_response_pb2,
     policy_service_pb2,
     space_pb2,
@@ -38,7 +39,7 @@ from rlightning.v1 import (
 )
 
 FOLDER = Path(__file__).parent
-FILES = (buffer_service_pb2, env_service_pb2, policy_service_pb2)
+FILES = (buffer_service_pb2, env_service_pb2, link_service_pb2, policy_service_pb2)
 # Deep enough for every field of every message; Value and Space contain themselves.
 DEPTH = 7
 

@@ -29,6 +29,7 @@ class Link:
 
     Attributes:
         name: The near end of the cable.
+        near: Address of the near end.
         host: Address of the far end.
         prefix: What to run a command with so that it runs in the namespace; it dies with this process.
     """
@@ -46,7 +47,7 @@ class Link:
             enter = ["nsenter", "--net", "--target", str(self._holder.pid)]
             self.prefix = ["setpriv", "--pdeathsig", "KILL", *enter]
             near, far = self._plug()
-            self.host = str(far)
+            self.near, self.host = str(near), str(far)
             run("ip", "address", "add", f"{near}/30", "dev", self.name)
             run("ip", "link", "set", self.name, "up")
             self.inside("ip", "address", "add", f"{far}/30", "dev", "eth0")
@@ -92,6 +93,11 @@ class Link:
     def up(self) -> None:
         """Plugs it in again."""
         self.inside("ip", "link", "set", "eth0", "up")
+
+    def shape(self, rate: str) -> None:
+        """Makes the far end send no faster than this, such as `20mbit`."""
+        queue = ["tbf", "rate", rate, "burst", "32kb", "latency", "400ms"]
+        self.inside("tc", "qdisc", "add", "dev", "eth0", "root", *queue)
 
     def swallow_after(self, count: int, chain: str) -> None:
         """Drops packets without a word once so many bytes have passed INPUT or OUTPUT of the far end."""

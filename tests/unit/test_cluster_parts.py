@@ -3,6 +3,7 @@
 import errno
 import logging
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -22,6 +23,7 @@ from rlightning.cluster.logs import JsonFormatter
 from rlightning.cluster.prepare import (
     check_batch_size,
     check_default_table,
+    check_lockstep,
     make_save_dir,
     own_state,
     prepare,
@@ -121,6 +123,26 @@ def test_ctrl_c_before_a_command_began_has_no_traceback(monkeypatch):
     assert codes == [130]
 
 
+def test_a_process_ends_with_the_one_that_started_it():
+    script = (
+        "import time; from rlightning.cluster.interrupt import *; interrupt_without_parent(); "
+        "print('up', flush=True); time.sleep(60)"
+    )
+    # A shell that is killed leaves its child behind.
+    shell = subprocess.Popen(
+        ["sh", "-c", '"$0" -c "$1" & echo $!; wait', sys.executable, script],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert shell.stdout is not None
+    with shell.stdout as out:
+        assert int(out.readline()) > 0
+        assert out.readline() == "up\n"
+        shell.kill()
+        shell.wait()
+        assert out.read() == ""  # which ends with the child
+
+
 def test_nohup_keeps_a_command_running():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -185,6 +207,25 @@ def test_a_run_needs_the_table_that_it_samples():
     check_default_table(make_config(buffer={"tables": {"default": {}, "real": {}}}))
     with pytest.raises(ConfigError, match=r"^buffer.tables: .* 'default', got \['real'\]"):
         check_default_table(make_config(buffer={"tables": {"real": {}}}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"services": {"policy": {"address": "h:1"}}}, "services.policy.address"),
+        ({"services": {"env": {"min_clients": 1}}}, "services.env.min_clients"),
+        ({"buffer": {"tables": {"default": {}}}}, "buffer.tables"),
+        ({"buffer": {"storage": {"type": "sharded", "num_shards": 2}}}, "buffer.storage.type"),
+        (
+            {"buffer": {"type": "ReplayBuffer", "capacity": 9, "rate_limiter": {"min_size": 2}}},
+            "buffer.rate_limiter",
+        ),
+    ],
+)
+def test_lockstep_refuses_what_comes_when_it_comes(sections, key):
+    check_lockstep(make_config(**sections))
+    with pytest.raises(ConfigError, match=rf"^train.lockstep: .*{key}"):
+        check_lockstep(make_config(**sections, train={"lockstep": True}))
 
 
 def test_weights_are_kept_in_the_runs_own_folder(tmp_path):

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import yaml
 
 from rlightning.cli.app import app
 from rlightning.cluster.process import MALLOC_ENV
+from rlightning.errors import ConfigError
 from rlightning.utils.config import load_config
+from tests.manifests import left_to_the_run
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -26,7 +29,13 @@ class ComposeLoader(yaml.SafeLoader):
     """Knows `!override`."""
 
 
-ComposeLoader.add_constructor("!override", ComposeLoader.construct_sequence)
+def _overriding(loader, node):
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node)
+    return loader.construct_sequence(node)
+
+
+ComposeLoader.add_constructor("!override", _overriding)
 
 
 def load(text):
@@ -41,6 +50,8 @@ SETTINGS = dict(
 NAMES = ["configs/cartpole.yaml", "configs/docker/compose.yaml"]
 FILES = [ROOT / name for name in NAMES]
 PORTS = {"env_server": 50051, "policy_server": 50052, "buffer_server": 50053}
+# Prometheus and Grafana are those of others.
+OURS = {name: one for name, one in COMPOSE["services"].items() if "profiles" not in one}
 services = pytest.mark.parametrize("name", PORTS)
 
 
@@ -79,6 +90,14 @@ def test_one_port_is_named_everywhere(name):
     assert [entry.rpartition(":")[2] for entry in COMPOSE["services"][name]["ports"]] == [f"{port}"]
     assert instruction(name, "EXPOSE") == f"{port}"
     assert f"--listen 127.0.0.1:{port}" in (ROOT / "services" / name / "README.md").read_text()
+
+
+def test_there_may_be_several_env_servers():
+    published = {name: COMPOSE["services"][name]["ports"][0].split(":")[1] for name in PORTS}
+    first, last = map(int, published.pop("env_server").split("-"))
+    assert last - first >= 9
+    assert not {int(port) for port in published.values()} & set(range(first, last + 1))
+    assert load_config(FILES, environ={}).services.env.replica == "auto"
 
 
 @services
@@ -146,16 +165,35 @@ def test_the_gpu_file_changes_the_image_with_torch_alone():
         assert set(service["build"]["args"]) <= set(COMPOSE["services"]["learner"]["build"]["args"])
 
 
+DURABLE = {"RLIGHTNING__BUFFER": SETTINGS["RLIGHTNING__BUFFER"]}
+
+
 def test_config_keys_among_the_settings_exist_and_show_their_defaults():
     keys = {key: value for key, value in SETTINGS.items() if key.startswith("RLIGHTNING__")}
+    keys = {key: value for key, value in keys.items() if key not in DURABLE}
     assert len(keys) >= 3
     assert load_config(FILES, environ=keys) == load_config(FILES, environ={})
 
 
-@pytest.mark.parametrize("config", ["cartpole.yaml", "minimal.yaml"])
+def test_the_setting_for_a_durable_buffer_fits_a_config_with_replay_and_no_other():
+    replay = [ROOT / "configs" / "cartpole_dqn.yaml", FILES[1]]
+    buffer = load_config(replay, environ=DURABLE).buffer
+    assert (buffer.durability, buffer.restore) == ("process", "latest")
+    assert Path(buffer.data_dir).parts[:2] == ("/", "buffer")
+    assert buffer.capacity == load_config(replay, environ={}).buffer.capacity
+    with pytest.raises(ConfigError, match="data_dir: not with type 'RolloutBuffer'"):
+        load_config(FILES, environ=DURABLE)
+
+
+@pytest.mark.parametrize("config", ["cartpole.yaml", "cartpole_dqn.yaml", "minimal.yaml"])
 def test_every_config_takes_what_compose_adds(config):
     loaded = load_config([ROOT / "configs" / config, FILES[1]], environ={})
     assert loaded.train.after_target == "serve"
+
+
+@pytest.mark.parametrize("config", ["cartpole.yaml", "cartpole_dqn.yaml"])
+def test_services_get_what_a_run_would_tell_those_that_it_starts(config):
+    assert left_to_the_run(load_config([ROOT / "configs" / config, FILES[1]], environ={})) == []
 
 
 @services
@@ -215,19 +253,49 @@ def test_what_is_kept_is_on_a_volume_that_the_image_gives_to_its_user():
     config = load_config(FILES, environ={})
     kept = {"policy_server": ("weights", config.policy.state_dir)}
     kept["learner"] = ("runs", config.log.log_dir)
+    kept["buffer_server"] = ("buffer", "/buffer")
     for service, (volume, folder) in kept.items():
         assert f"{volume}:{folder}" in COMPOSE["services"][service]["volumes"]
-        assert any(folder in rest for word, rest in dockerfile("policy_server") if word == "RUN")
-    assert set(COMPOSE["volumes"]) == {volume for volume, _ in kept.values()}
+        image = COMPOSE["services"][service]["image"].removeprefix("rlightning/")
+        owned = [rest for word, rest in dockerfile(image) if word == "RUN" and "install -d" in rest]
+        assert re.search(rf"-o 10001 .*{folder}\b", owned[0])
+    of_others = COMPOSE["services"].keys() - OURS.keys()
+    assert set(COMPOSE["volumes"]) == {volume for volume, _ in kept.values()} | of_others
 
 
 def test_your_code_is_on_the_import_path():
     (path,) = load_config(FILES, environ={}).services.python_path
-    for service in COMPOSE["services"].values():
+    for service in OURS.values():
         binds = [volume for volume in service["volumes"] if isinstance(volume, dict)]
         assert all(bind["read_only"] for bind in binds)
         assert path in {bind["target"] for bind in binds}
         assert all((ROOT / bind["source"]).is_dir() for bind in binds)
+
+
+def fences(language):
+    text = (ROOT / "docs" / "your-code.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_an_image_of_yours_is_derived_in_two_lines_and_replaces_ours():
+    (derived,), (override,) = fences("dockerfile"), fences("yaml")
+    first, second = derived.splitlines()
+    base, requirement = first.removeprefix("FROM "), second.rpartition("'rlightning[")[2]
+    assert second.startswith("RUN python -m pip install ")
+    assert requirement.removesuffix("]'") in metadata("rlightning").get_all("Provides-Extra")
+    services = load(override)["services"]
+    assert base in {COMPOSE["services"][name]["image"] for name in services}
+    for service in services.values():
+        assert service["build"] == {"context": "project"}
+        assert service["image"] != base
+
+
+@services
+def test_what_a_derived_image_installs_is_found_and_belongs_to_its_user(name):
+    base = environment(name)["PYTHONUSERBASE"]
+    assert environment(name)["PATH"] == f"$PATH:{base}/bin"
+    (made,) = (rest for word, rest in dockerfile(name) if word == "RUN" and "install -d" in rest)
+    assert re.search(rf"-o 10001 -g 10001 .*{base}\b", made)
 
 
 @pytest.mark.parametrize("extra", ["serve", "buffer", "policy", "learn"])

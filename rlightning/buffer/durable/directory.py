@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from rlightning.buffer.durable.files import sync_folder
@@ -16,6 +17,7 @@ FORMAT = 1
 POSITION = "position"
 """File of a checkpoint that says where the journal goes on after it."""
 
+_HELD = "held"  # file of a checkpoint that somebody refers to
 _PREFIX = "checkpoint-"
 _TITLE = "rlightning buffer, format "
 
@@ -92,15 +94,26 @@ class DataDirectory:
         last = max((int(number) for number in numbers if number.isdecimal()), default=0)
         return f"{_PREFIX}{last + 1:08d}"
 
+    def hold(self, names: Collection[str]) -> None:
+        """Keeps checkpoints, however old they get, and no others but the newest any more."""
+        for name in self.names():
+            held = self.checkpoints / name / _HELD
+            if name in names:
+                held.touch()
+            else:
+                held.unlink(missing_ok=True)
+
     def prune(self, keep: int) -> int:
-        """Removes all but the newest checkpoints.
+        """Removes all checkpoints but the newest, and those that are held.
 
         Returns:
-            The position from which on the others need the journal. It is 0 while there are fewer
+            The position from which on the newest need the journal. It is 0 while there are fewer
             than shall be kept: the beginning of the journal stands for the one before the first.
         """
         names = self.names()
         for name in names[keep:]:
+            if (self.checkpoints / name / _HELD).exists():
+                continue
             gone = self.checkpoints / f".{name}.tmp"  # so that half of it is never taken for it
             os.replace(self.checkpoints / name, gone)
             shutil.rmtree(gone)

@@ -55,6 +55,7 @@ class Recovery:
         tables: The tables by name.
         read_items: Returns the items of an encoded Insert message of an env.
         durable: Whether what comes will be written down, so that nothing is lost in between.
+        power: Whether the disk has confirmed what the journal has, so that no crash can cut it.
 
     Attributes:
         storage_id: The one of before, if nothing of what was acked is lost; else empty.
@@ -72,6 +73,7 @@ class Recovery:
         read_items: Callable[[str, bytes], list[Item]],
         *,
         durable: bool,
+        power: bool = False,
     ) -> None:
         self.storage_id = ""
         self.writers: dict[str, WriterMark] = {}
@@ -83,6 +85,7 @@ class Recovery:
         self._tables = tables
         self._read_items = read_items
         self._durable = durable
+        self._power = power
         # An insert that failed when it was done again, as it has to if it was refused then.
         self._failed: tuple[str, int, Exception] | None = None
 
@@ -202,10 +205,31 @@ class Recovery:
             writer, seq, _ = self._failed
             self.writers[writer] = self.writers[writer]._replace(next_seq=seq)
         if reader.end is None or reader.end < position:
+            self._take_note_of_cut(reader.end, position)
             self.end, self.needs_segment = position, True
         else:
             self.end = reader.end
         return count
+
+    def _take_note_of_cut(self, end: int | None, position: int) -> None:
+        """Refuses a journal that ends before the checkpoint that was loaded, or warns of it.
+
+        Raises:
+            CorruptError: The disk had confirmed what is missing.
+        """
+        if not self.storage_id:  # whoever wrote the checkpoint kept no journal
+            return
+        ends = "has nothing" if end is None else f"ends at {end}"
+        said = (
+            f"{self._directory.journal}: the journal {ends}, before the newest checkpoint, which "
+            f"was written at {position}"
+        )
+        if self._power:
+            raise CorruptError(
+                f"{said}: what was acked after it may be lost; buffer.restore with the name of the "
+                "checkpoint loads that"
+            )
+        logger.warning("%s: what was acked after it is lost, if anything was", said)
 
     def _apply(self, record: Record) -> None:
         fields, data = decode(record.payload)

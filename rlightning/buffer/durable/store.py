@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,7 +97,11 @@ class DurableStore:
             return
         self._directory = DataDirectory(Path(self._config.data_dir).expanduser())
         self._recovery = Recovery(
-            self._directory, self._tables, self._read_items, durable=self.durable
+            self._directory,
+            self._tables,
+            self._read_items,
+            durable=self.durable,
+            power=self._config.durability == "power",
         )
         self._recovery.run(self._config.restore)
         self._position = self._checkpointed = self._recovery.end
@@ -212,8 +216,12 @@ class DurableStore:
 
     # Checkpoints.
 
-    async def checkpoint(self) -> Checkpoint:
+    async def checkpoint(self, keep: Collection[str] | None = None) -> Checkpoint:
         """Writes a checkpoint while inserts and samples go on; one at a time.
+
+        Args:
+            keep: Names of others that are kept with this one, however old they get, until the next
+                call that has this argument; None leaves those of the last such call.
 
         Raises:
             PreconditionError: There is no data directory.
@@ -250,6 +258,8 @@ class DurableStore:
                     f"the checkpoint cannot be written: {error}", reason=DISK_FULL
                 ) from error
             self._checkpointed = position
+            if keep is not None:
+                await asyncio.to_thread(directory.hold, {name, *keep})
             await self._prune(directory)
             logger.info("%s: %d bytes in %.2f s", name, nbytes, time.monotonic() - begun)
             return Checkpoint(name, nbytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlightning.buffer.arguments import log_durations
@@ -429,7 +430,7 @@ class Storage:
         parent = self._metas.get(env_id.rpartition("/")[0])
         if parent is None:
             raise KeyError(f"env {env_id!r} is none of {sorted(self._metas)}")
-        return EnvMeta(env_id, parent.action_space, parent.observation_space, 1)
+        return replace(parent, env_id=env_id, num_envs=1)
 
 
 class BufferView:

@@ -8,6 +8,7 @@ import re
 import socket
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +19,7 @@ from typing_extensions import Self
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup
 from rlightning.env.remote_env.caller_thread import CallerThread
+from rlightning.env.remote_env.cameras import CameraEncoder, CameraOption
 from rlightning.env.remote_env.control_loop import OnLate, Pace
 from rlightning.env.remote_env.given import as_base_env
 from rlightning.env.remote_env.link import AttachLink, LockstepLink
@@ -96,9 +98,13 @@ class RemoteEnvClient:
         spool_steps: Steps that may wait for a server that is away. When there is no room for more,
             the episode ends as truncated, and steps are dropped until half of it is free.
         spool_mb: Megabytes of them.
+        cameras: How pictures in the observation are sent, `CODEC[:QUALITY][@WIDTHxHEIGHT]` with a
+            codec of `none`, `png` and `jpeg`, by the keys that lead to them, joined by dots:
+            `{"wrist": "jpeg:80@320x240"}`. Needs Pillow, here and at the server. What is resized
+            has that size for the policy and the buffer, too. By default all is sent as it is.
 
     Raises:
-        ConfigError: `env` is none of these, or a number is out of range.
+        ConfigError: `env` is none of these, or an option is not valid.
     """
 
     def __init__(
@@ -116,7 +122,12 @@ class RemoteEnvClient:
         max_action_age_ms: float | None = None,
         spool_steps: int = 10_000,
         spool_mb: float = 256.0,
+        cameras: Mapping[str, str] | None = None,
     ) -> None:
+        self._camera_options = {
+            name: CameraOption.parse(text, name) for name, text in (cameras or {}).items()
+        }
+        self._cameras: CameraEncoder | None = None
         self._pace: Pace | None = None
         if control_hz is not None:
             self._pace = Pace(control_hz, on_late, max_action_age_ms, spool_steps, spool_mb)
@@ -211,6 +222,8 @@ class RemoteEnvClient:
         if self._loop is not None:
             self._loop.close()
             self._loop = None
+            if self._cameras is not None:
+                self._cameras.close()
             self.env.close()
 
     def __enter__(self) -> Self:
@@ -228,6 +241,8 @@ class RemoteEnvClient:
         group, self._stopping, self._ended = self._group, asyncio.Event(), False
         if not self._started:
             await group.start()
+            if self._camera_options:
+                self._cameras = CameraEncoder(self._camera_options, group.meta)
             self._started = True
         with group.activity.told_by_sessions():
             self._link = link = self._make_link()
@@ -242,7 +257,12 @@ class RemoteEnvClient:
             await link.close()
 
     def _make_link(self) -> AttachLink:
-        to: dict[str, Any] = {"address": self._address, "rpc": self._rpc, "auth": self._auth}
+        to: dict[str, Any] = {
+            "address": self._address,
+            "rpc": self._rpc,
+            "auth": self._auth,
+            "cameras": self._cameras,
+        }
         if self._pace is None:
             return LockstepLink(meta=self._group.meta, client_id=self.name, **to)
         self._paced = PacedRun(
@@ -280,7 +300,7 @@ class RemoteEnvClient:
         try:
             env_ret = await self._reset()
             while not (self._stop_asked or self.is_finish()):
-                asking = asyncio.ensure_future(link.ask(self._to_send(env_ret)))
+                asking = asyncio.ensure_future(link.ask(await self._to_send(env_ret)))
                 await asyncio.wait({asking, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if not asking.done():  # told to stop; this step is at the server already
                     asking.cancel()
@@ -294,7 +314,7 @@ class RemoteEnvClient:
                     env_ret = await self._reset()
                 else:
                     self._failures = 0
-            await link.tell(self._to_send(env_ret))
+            await link.tell(await self._to_send(env_ret))
         finally:
             stopped.cancel()
 
@@ -306,8 +326,10 @@ class RemoteEnvClient:
                 self._note(error)
                 await asyncio.sleep(min(0.05 * 2**self._failures, 1.0))
 
-    def _to_send(self, env_ret: EnvRet) -> EnvRet:
+    async def _to_send(self, env_ret: EnvRet) -> EnvRet:
         env_ret.info = self._of_interest(env_ret.info)
+        if self._cameras is not None:
+            env_ret = await self._cameras.encode(env_ret)
         return env_ret.mark_env_sent()
 
     def _note(self, error: EnvError) -> None:

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from rlightning.env.remote_client import SERVICE
-from rlightning.errors import CodecError, RemoteError, UnavailableError
+from rlightning.env.remote_env.cameras import CameraEncoder
+from rlightning.errors import CodecError, PreconditionError, RemoteError, UnavailableError
 from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status
@@ -26,6 +27,7 @@ class AttachLink(ABC):
         client_id: Who this is, unique among the clients of the server.
         rpc: Limits and times.
         auth: Token and certificates.
+        cameras: What encodes the pictures that are sent, if any are.
 
     Attributes:
         welcomes: How often a server has let this client in.
@@ -39,8 +41,11 @@ class AttachLink(ABC):
         *,
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
+        cameras: CameraEncoder | None = None,
     ) -> None:
         self.welcomes = 0
+        self._cameras = cameras
+        self._encodes = False
         self._channel = connect(address, rpc=rpc, auth=auth)
         self._session = SessionClient(
             self._channel,
@@ -48,9 +53,9 @@ class AttachLink(ABC):
             request_type=pb.AttachRequest,
             response_type=pb.AttachResponse,
             client_id=client_id,
-            spec=meta,
-            prepare_hello=self._prepare_hello,
-            on_welcome=self._on_welcome,
+            spec=meta if cameras is None else cameras.meta,
+            prepare_hello=self._greet,
+            on_welcome=self._welcomed,
             on_message=self._on_message,
             on_failure=self._on_failure,
         )
@@ -82,6 +87,20 @@ class AttachLink(ABC):
         await self._session.close()
         self._on_failure(UnavailableError("the client was closed", peer=self._channel.address))
         await self._channel.close()
+
+    def _greet(self, request: pb.AttachRequest) -> None:
+        if self._cameras is not None:
+            self._encodes = self._cameras.declare(request.hello)
+        self._prepare_hello(request)
+
+    async def _welcomed(self, reader: Reader[pb.AttachResponse]) -> None:
+        if self._encodes and not reader.message.decodes_cameras:
+            raise PreconditionError(
+                "this server is of a version that decodes no cameras: leave them out",
+                peer=self._channel.address,
+            )
+        self.welcomes += 1
+        await self._on_welcome(reader)
 
     @abstractmethod
     def _prepare_hello(self, request: pb.AttachRequest) -> None: ...
@@ -151,7 +170,6 @@ class LockstepLink(AttachLink):
         request.hello.last_seq = self._seq
 
     async def _on_welcome(self, reader: Reader[pb.AttachResponse]) -> None:
-        self.welcomes += 1
         asked = self._asked
         if asked is not None:
             await self._session.send_now(self._encode(asked))

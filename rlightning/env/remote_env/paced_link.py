@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from rlightning.env.remote_env.cameras import CameraEncoder
 from rlightning.env.remote_env.link import AttachLink
 from rlightning.env.remote_env.spool import Spool, SpooledStep
-from rlightning.errors import RemoteError, RLightningError
+from rlightning.errors import EnvError, RemoteError, RLightningError, UnavailableError
 from rlightning.types import EnvMeta, PolicyResponse
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.utils.waiting import wait_within
@@ -22,6 +23,13 @@ _LOG = logging.getLogger(__name__)
 # Steps that a server was sent and has not acked: what is not known if it never comes back. Not less
 # than are executed in the longest round trip, or the newest step would never be sent.
 _MAX_UNACKED = 64
+# A server from which nothing comes for so long, though it has something to ack, may be behind a
+# link that was cut, and TCP tries that again only after as long as it was down. So it is asked for
+# a sign of life, and then another connection is made. It has twice as long as it took lately.
+_PROBE_S = 0.7
+_SILENT_S = 1.5
+_WATCH_S = 0.1
+_QUICK = RpcConfig(connect_timeout_ms=1000, reconnect_max_ms=250)
 # Arrays of one message; a single step may have more.
 _MESSAGE_BYTES = 256 * 1024
 
@@ -40,8 +48,10 @@ class PacedLink(AttachLink):
         client_id: Who this is, unique among the clients of the server.
         spool: What is sent.
         on_answer: Gets each answer with the step that it is for.
-        rpc: Limits and times.
+        rpc: Limits and times; default: those of `RpcConfig`, but for quicker attempts to connect.
         auth: Token and certificates.
+        cameras: What encodes the pictures that are sent, if any are: as steps come, also while the
+            link is down, so that the spool holds little.
 
     Attributes:
         failure: Why the session has ended for good; None while it has not.
@@ -58,8 +68,9 @@ class PacedLink(AttachLink):
         on_answer: Callable[[SpooledStep, PolicyResponse], None],
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
+        cameras: CameraEncoder | None = None,
     ) -> None:
-        super().__init__(address, meta, client_id, rpc=rpc, auth=auth)
+        super().__init__(address, meta, client_id, rpc=rpc or _QUICK, auth=auth, cameras=cameras)
         self.failure: RLightningError | None = None
         self.uncertain = 0
         self._spool = spool
@@ -73,17 +84,28 @@ class PacedLink(AttachLink):
         self._answers: dict[int, PolicyResponse] = {}
         self._loop = asyncio.get_running_loop()
         self._wake, self._progress = asyncio.Event(), asyncio.Event()
-        self._sender: asyncio.Task[None] | None = None
+        # Steps whose pictures are encoded; with no cameras all are.
+        self._encoded = 0
+        self._came = asyncio.Event()
+        # Since when an ack is due or the server was heard, whichever is later; and how long it may
+        # take.
+        self._due_ns = 0
+        self._patience_s = _SILENT_S
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, timeout_s: float) -> None:
         """Opens the session as `AttachLink.start` does, and sends from then on."""
         await super().start(timeout_s)
-        self._sender = asyncio.create_task(self._send_all())
+        self._tasks.add(asyncio.create_task(self._send_all()))
+        self._tasks.add(asyncio.create_task(self._watch()))
+        if self._cameras is not None:
+            self._tasks.add(asyncio.create_task(self._encode_all(self._cameras)))
 
     def wake(self) -> None:
         """Says that there is something to send; any thread may call it, and waits for nothing."""
         with suppress(RuntimeError):  # the loop has been closed meanwhile
-            self._loop.call_soon_threadsafe(self._wake.set)
+            wake = self._wake if self._cameras is None else self._came
+            self._loop.call_soon_threadsafe(wake.set)
 
     async def flush(self, timeout_s: float) -> None:
         """Waits until all steps are acked, as long as a server is there."""
@@ -97,9 +119,10 @@ class PacedLink(AttachLink):
 
     async def close(self) -> None:
         """Ends the session in order and closes the connection."""
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.wait({self._sender})
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await super().close()
 
     async def _send_all(self) -> None:
@@ -112,18 +135,68 @@ class PacedLink(AttachLink):
         except RLightningError as error:
             self.failure = self.failure or error
 
+    async def _watch(self) -> None:
+        """Makes another connection where the server is silent for too long."""
+        session, probed_ns = self._session, 0
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if not session.connected or self._sent <= self._spool.taken:
+                continue
+            silent_since_ns = max(self._due_ns, session.heard_ns)
+            silent_s = (time.monotonic_ns() - silent_since_ns) / 1e9
+            if silent_s > _PROBE_S and probed_ns != silent_since_ns:
+                probed_ns = silent_since_ns
+                self._tasks.add(probing := asyncio.create_task(session.probe()))
+                probing.add_done_callback(self._tasks.discard)
+            if silent_s > self._patience_s:
+                self._patience_s = min(2 * self._patience_s, self._channel.rpc.lease_s)
+                what = f"nothing heard for {silent_s:.1f} s"
+                await session.renew(UnavailableError(what, peer=self._channel.address))
+
+    def _heard(self) -> None:
+        """Takes note of how long the server was silent while it had something to ack."""
+        now_ns = time.monotonic_ns()
+        if self._sent > self._spool.taken:
+            took_s = (now_ns - self._due_ns) / 1e9
+            self._patience_s = max(_SILENT_S, 2 * took_s, 0.9 * self._patience_s)
+        self._due_ns = now_ns
+
+    async def _encode_all(self, cameras: CameraEncoder) -> None:
+        try:
+            while True:
+                await self._came.wait()
+                self._came.clear()
+                while steps := self._spool.after(self._encoded, steps=1, max_bytes=0):
+                    [step] = steps
+                    self._spool.replace(step.seq, await cameras.encode(step.env_ret))
+                    self._encoded = step.seq
+                    self._wake.set()
+        except Exception as error:
+            self.failure = self.failure or EnvError(f"a picture cannot be encoded: {error}")
+
+    def _newest(self) -> SpooledStep | None:
+        """Returns the newest step that can be sent."""
+        if self._cameras is None:
+            return self._spool.newest
+        ready = self._spool.after(self._encoded - 1, steps=1, max_bytes=0) if self._encoded else []
+        return ready[0] if ready else None
+
     def _next_steps(self) -> list[SpooledStep]:
         session = self._session
         if not session.connected or session.draining or self._settled:
             return []
         room = _MAX_UNACKED - (self._sent - self._spool.taken)
+        if self._cameras is not None:
+            room = min(room, self._encoded - self._sent)
         return self._spool.after(self._sent, steps=room, max_bytes=_MESSAGE_BYTES)
 
     def _encode(self, steps: list[SpooledStep]) -> bytes:
         """Encodes steps, which count as sent from now on."""
         request, writer = self._session.new_request(), Writer()
         request.steps.epoch = self._session.epoch
-        newest = self._spool.newest
+        newest = self._newest()
+        if self._sent <= self._spool.taken:
+            self._due_ns = time.monotonic_ns()
         for step in steps:
             answer = self._answers.get(step.seq)
             asks = step is newest and step.wants_action and answer is None
@@ -142,8 +215,8 @@ class PacedLink(AttachLink):
         request.hello.wants_acks = True
 
     async def _on_welcome(self, reader: Reader[pb.AttachResponse]) -> None:
-        self.welcomes += 1
-        spool, newest = self._spool, self._spool.newest
+        spool, newest = self._spool, self._newest()
+        self._due_ns = time.monotonic_ns()
         self._asked.clear()
         if self._session.resumed:
             spool.take(max(spool.taken, reader.message.taken_seq))
@@ -167,6 +240,7 @@ class PacedLink(AttachLink):
 
     def _on_message(self, reader: Reader[pb.AttachResponse]) -> None:
         message = reader.message
+        self._heard()
         body = message.WhichOneof("body")
         if body == "ack":
             self._settled = message.ack.closing

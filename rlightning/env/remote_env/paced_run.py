@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rlightning.env.hosting import HostedGroup
 from rlightning.env.remote_env.answers import Answer
+from rlightning.env.remote_env.cameras import CameraEncoder
 from rlightning.env.remote_env.control_loop import ControlLoop, Pace
 from rlightning.env.remote_env.paced_link import PacedLink
 from rlightning.env.remote_env.spool import Spool, SpooledStep
@@ -72,6 +73,7 @@ class PacedRun:
         address: `HOST:PORT` of the env server.
         rpc: Limits and times.
         auth: Token and certificates.
+        cameras: What encodes the pictures that are sent, if any are.
         stopping: Tells whether to end; called in the thread of the env, like those that follow.
         is_finish: Tells whether the env has finished.
         on_env_error: As of `ControlLoop`.
@@ -94,6 +96,7 @@ class PacedRun:
         address: str,
         rpc: RpcConfig | None,
         auth: ClientAuthConfig | None,
+        cameras: CameraEncoder | None,
         stopping: Callable[[], bool],
         is_finish: Callable[[], bool],
         on_env_error: Callable[[EnvError, int], None],
@@ -121,6 +124,7 @@ class PacedRun:
             on_answer=self._on_answer,
             rpc=rpc,
             auth=auth,
+            cameras=cameras,
         )
         self._overflows = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -112,6 +112,13 @@ class Spool:
             found.append(step)
             position += 1
         return found
+
+    def replace(self, seq: int, env_ret: EnvRet) -> None:
+        """Holds a step in another form from now on, unless it is gone already."""
+        if self._steps and (position := seq - self._steps[0].seq) >= 0:
+            before, nbytes = self._steps[position], nbytes_of(env_ret)
+            self._steps[position] = replace(before, env_ret=env_ret, nbytes=nbytes)
+            self._released_bytes += before.nbytes - nbytes
 
     def take(self, seq: int) -> None:
         """Takes note that a server has taken the steps up to one; keeps that one."""

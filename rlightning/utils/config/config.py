@@ -245,14 +245,20 @@ class TrainConfig(Config):
         after_target: What `rlightning train` does once training has ended, target reached or not:
             `exit`, or `serve` on with the last weights until it is stopped.
         seed: Root of every seed of the run that the config leaves open.
+        lockstep: Let envs and learner take turns, so that a run on CPUs can be repeated bit for
+            bit, also from a checkpoint: each round begins with a seeded reset of all envs, in which
+            every row takes `buffer.rollout_length` steps, one group after the other. It is slow.
         lr: Learning rate.
         batch_size: Transitions in one minibatch.
         max_epochs: Batches to learn from at most; -1: no limit.
         max_rollout_steps: Documented; `buffer.rollout_length` decides here.
         max_eval_rollout_steps: Documented; no effect on a training run here.
-        parallel: `ddp` trains on several devices.
+        parallel: `ddp` makes sure that torchrun has started this: several learners, each with its
+            share of the data and `batch_size` rows of its own. Under torchrun they are that in any
+            case.
         eval_interval: Rollout batches between evaluations; -1: none.
         save_interval: Batches between checkpoints; -1: only the last.
+        save_keep: Checkpoints to go on from that are kept, the last ones; and the best weights.
         save_dir: Directory of checkpoints; None: `checkpoints/` of the run.
     """
 
@@ -261,6 +267,7 @@ class TrainConfig(Config):
     target_episodes: int = Field(default=100, ge=1)
     after_target: Literal["serve", "exit"] = "exit"
     seed: int = Field(default=0, ge=0)
+    lockstep: bool = False
     lr: float = Field(default=3e-4, gt=0)
     batch_size: int = Field(default=64, ge=1)
     max_epochs: int = -1
@@ -269,6 +276,7 @@ class TrainConfig(Config):
     parallel: Literal["ddp"] | None = None
     eval_interval: int = -1
     save_interval: int = -1
+    save_keep: int = Field(default=2, ge=1)
     save_dir: str | None = None
 
 

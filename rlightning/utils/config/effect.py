@@ -27,9 +27,7 @@ _WITHOUT_EFFECT: dict[type[Config], frozenset[str]] = {
             "weight_buffer",
         }
     ),
-    TrainConfig: frozenset(
-        {"max_rollout_steps", "max_eval_rollout_steps", "parallel", "eval_interval"}
-    ),
+    TrainConfig: frozenset({"max_rollout_steps", "max_eval_rollout_steps", "eval_interval"}),
     LogConfig: frozenset({"project", "mode"}),
 }
 

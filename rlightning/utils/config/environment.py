@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
 ENVIRONMENT_PREFIX = "RLIGHTNING__"
 
@@ -11,6 +12,29 @@ ENVIRONMENT_PREFIX = "RLIGHTNING__"
 def process_environment() -> Mapping[str, str]:
     """Returns the environment of this process, read-only by contract."""
     return os.environ  # noqa: TID251 - the one place that hands it out
+
+
+class Launch(NamedTuple):
+    """How torchrun has started this process.
+
+    Attributes:
+        rank: Its number among the learners.
+        world_size: How many there are.
+        local_rank: Its number among those of this machine.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def launch() -> Launch | None:
+    """Returns how torchrun has started this process; None if it did not."""
+    environ = process_environment()
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return None
+    rank, world_size, local = (int(environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return Launch(rank, world_size, local)
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ from pydantic import Field, field_validator
 from rlightning.errors import ConfigError
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfig, check_address
+
+_REPLICA = re.compile(r"[A-Za-z0-9._-]{1,63}")
 
 
 def metrics_address(metrics: Any) -> Any:
@@ -99,6 +102,9 @@ class EnvServiceConfig(ServiceConfig):
             program through `EnvService.Step`.
         min_clients: How many clients have to be attached before any env is stepped.
         clients_timeout_s: Seconds within which they have to be there; the server fails if not.
+        replica: Name of this env server where several run the same config: it is part of the ids of
+            the envs hosted here, and makes their seeds others. `auto` takes the name of the
+            machine; None: there is no other.
     """
 
     pipeline_depth: int = Field(default=2, ge=1)
@@ -107,6 +113,15 @@ class EnvServiceConfig(ServiceConfig):
     attached_driver: Literal["actor", "external"] = "actor"
     min_clients: int = Field(default=0, ge=0)
     clients_timeout_s: float = Field(default=60.0, gt=0)
+    replica: str | None = None
+
+    @field_validator("replica")
+    @classmethod
+    def check_replica(cls, replica: str | None) -> str | None:
+        """Refuses what cannot be a part of ids."""
+        if replica is not None and not _REPLICA.fullmatch(replica):
+            raise ValueError(f"expected 1 to 63 of A-Za-z0-9._-, got {replica!r}")
+        return replica
 
 
 class ServicesConfig(Config):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -428,3 +429,58 @@ async def test_what_the_disk_does_not_confirm_ends_the_server(
             monkeypatch.undo()
             await asyncio.sleep(0.1)
             assert writer.acked == acked
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+@pytest.mark.parametrize("left", ["a part", "nothing"])
+async def test_a_journal_cut_below_the_newest_checkpoint_is_told(
+    folder: Path, durability: Any, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with durable(folder, durability=durability) as buffers:
+        async with asking(buffers.address) as asked:
+            async with inserting(buffers.address, ScriptedEnv(1, ends).meta) as writer:
+                await act(writer, ScriptedEnv(1, ends), 10)
+                await writer.flush(10)
+                name = (await asked.checkpoint()).name
+                before = await asked.get()
+    position = int((folder / "checkpoints" / name / "position").read_text())
+    (segment,) = (folder / "journal").glob("*.journal")
+    if left == "nothing":
+        segment.unlink()
+        ends_at = "the journal has nothing"
+    else:
+        with segment.open("r+b") as file:
+            file.truncate(position // 2)
+        ends_at = r"the journal ends at \d+"
+    said = rf"{ends_at}, before the newest checkpoint, which was written at {position}"
+    if durability == "power":
+        with pytest.raises(CorruptError, match=said):
+            async with durable(folder, durability=durability):
+                pass
+        async with durable(folder, durability=durability, restore=name) as buffers:
+            assert buffers.table.buffer.size() > 0
+        return
+    async with durable(folder) as buffers:
+        np.testing.assert_array_equal(buffers.table.buffer.get_all()["step"], before["step"])
+    assert re.search(said, caplog.text)
+    caplog.clear()
+    async with durable(folder):  # a server that has gone on since then has nothing to tell
+        assert "before the newest checkpoint" not in caplog.text
+
+
+async def test_checkpoints_that_somebody_refers_to_are_kept(folder: Path) -> None:
+    def kept() -> list[str]:
+        return [path.name[-1:] for path in sorted((folder / "checkpoints").iterdir())]
+
+    async with durable(folder, checkpoint_keep=1) as buffers, asking(buffers.address) as asked:
+        one = (await asked.checkpoint([])).name
+        await asked.checkpoint()
+        await asked.checkpoint()
+        assert kept() == ["1", "3"]
+    async with durable(folder, checkpoint_keep=1) as buffers, asking(buffers.address) as asked:
+        four = (await asked.checkpoint([one, "../elsewhere", "checkpoint-00000099"])).name
+        await asked.checkpoint()
+        assert kept() == ["1", "4", "5"]
+        await asked.checkpoint([four])
+        await asked.checkpoint()
+        assert kept() == ["4", "6", "7"]

@@ -373,12 +373,13 @@ class RawClient:
         self.spec = EnvMeta("raw", self.env.action_space, self.env.observation_space, 1)
         self.env_ret = EnvRet("raw", self.env.reset()[0][None])
 
-    async def hello(self, **fields):
+    async def hello(self, *, spec=None, cameras=(), **fields):
         writer, request = Writer(), pb.AttachRequest()
+        request.hello.cameras.extend(cameras)
         request.hello.session.protocol_version = 1
         request.hello.session.client_id = "raw"
         request.hello.last_seq = fields.pop("last_seq", 0)
-        fill_env_meta(request.hello.session.spec, self.spec, writer)
+        fill_env_meta(request.hello.session.spec, spec or self.spec, writer)
         await self.call.write(writer.finish(request))
         self.epoch = (await self.read()).message.welcome.epoch
 

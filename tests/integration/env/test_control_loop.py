@@ -59,10 +59,10 @@ class Chunks(Echo):
 
 
 @asynccontextmanager
-async def cluster(policy=ECHO):
+async def cluster(policy=ECHO, rpc=FAST):
     """Servers for attached envs alone."""
     async with AsyncExitStack() as stack:
-        running = Cluster(stack, [], policy, FAST)
+        running = Cluster(stack, [], policy, rpc)
         running.config.services.env.min_clients = 1
         await running.start()
         yield running
@@ -169,6 +169,24 @@ async def test_the_clock_goes_on_while_the_link_is_cut(how):
         assert (columns["action_source"] == HELD).sum() == client.status.control.held
         assert (columns["policy_version"][columns["action_source"] == HELD] == -1).sum() >= HZ / 2
         assert not columns["cut"][:-1].any()
+
+
+async def test_a_silent_server_is_tried_over_another_connection_long_before_its_lease_ends():
+    patient = FAST.model_copy(update={"lease_s": 100.0})
+    async with cluster(rpc=patient) as running, FaultProxy(running.env_address) as proxy:
+        env = Recording()
+        env.length = 10**6
+        async with attached(proxy.address, env, control_hz=HZ) as client:
+            await goes_on(client, 30)
+            before = proxy.accepted
+            proxy.black_hole()
+            await assert_eventually(lambda: proxy.accepted > before, PATIENCE_S)
+            proxy.restore()
+            await caught_up(client)
+            await goes_on(client, 30)
+            assert client.status.reconnects >= 1
+            assert client.status.control.uncertain == 0
+        check(await stored(running, client), env)
 
 
 async def test_a_restarted_env_server_loses_and_repeats_nothing():

@@ -107,6 +107,9 @@ async def test_actors_step_and_episodes_come_once_to_each_cursor():
 
         await assert_eventually(enough, 60)
         assert len({(e.env_id, e.episode_id) for e in seen}) == len(seen)
+        newest = await client.describe(max_episodes=3)
+        assert len(newest.episodes) == 3
+        assert newest.episodes == (await client.describe()).episodes[: newest.episode_cursor][-3:]
         assert {e.env_id for e in seen} == {"cart-0-0", "cart-0-1"}
         for episode in seen:
             assert episode.episode_return == episode.length > 0
@@ -178,6 +181,8 @@ async def test_actors_are_paused_and_started():
         # Whatever was in flight is over: a pause is answered only then.
         assert (await client.describe()).env_steps == status.env_steps
         assert await client.control("start") is True
+        with pytest.raises(PreconditionError, match="train.lockstep is false"):
+            await client.collect(0, 1, timeout_s=10)
 
         async def going_on():
             return (await client.describe()).env_steps > status.env_steps

@@ -12,9 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from rlightning.errors import ConfigError
 from rlightning.latency import LatencyStats
 from rlightning.latency.histogram import EDGES_S, Counts
+from rlightning.learner.loop import LearnerStats
 from rlightning.rpc.metrics import Metrics, MetricsServer
 from rlightning.testing import wait_until
 from rlightning.utils.config import MainConfig
+from tests.monitoring import expressions, unmatched
 from tests.service_processes import Services
 
 
@@ -160,6 +162,30 @@ def test_every_service_shows_its_metrics_while_it_works(tmp_path):
             sessions = families(text)["rlightning_sessions"].samples
             assert {s.labels["state"] for s in sessions} == {"connected", "away"}
             assert not {label for s in sessions for label in s.labels} - {"method", "state"}
+        check_monitoring(
+            {
+                f"{name}_server": json.loads((tmp_path / name / "announced.json").read_text())[
+                    "metrics"
+                ]
+                for name in services.processes
+            }
+        )
+
+
+def check_monitoring(addresses):
+    """Whatever an alert or a panel of deploy/monitoring names is shown by a service or a learner."""
+    learner = MetricsServer("127.0.0.1:0", LearnerStats().measure)
+    try:
+        series = [
+            (sample.name, {**sample.labels, "job": job})
+            for job, address in {**addresses, "learner": learner.address}.items()
+            for family in families(fetch(address)).values()
+            for sample in family.samples
+        ]
+    finally:
+        learner.close()
+    missing = {where: unmatched(expression, series) for where, expression in expressions()}
+    assert {where: what for where, what in missing.items() if what} == {}
 
 
 def test_a_client_that_says_nothing_holds_no_thread_for_ever(monkeypatch):

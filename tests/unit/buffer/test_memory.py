@@ -89,13 +89,12 @@ def test_a_capacity_that_no_memory_is_enough_for_is_a_config_error() -> None:
 
 
 def test_the_memory_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "container_limit", lambda: None)
     machine = memory.memory_limit()
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "_CGROUP_LIMITS", (tmp_path / "absent", limit))
-    limit.write_text("1048576\n")
-    assert memory.memory_limit() == 2**20
-    limit.write_text("max\n")
-    assert memory.memory_limit() >= machine
+    for nbytes, least in ((2**20, 2**20), (2**61, machine)):
+        limit = memory.MemoryLimit(nbytes, tmp_path)
+        monkeypatch.setattr(memory, "container_limit", lambda limit=limit: limit)
+        assert memory.memory_limit() == least
 
 
 def test_rows_that_nobody_declared_are_counted_and_bounded() -> None:

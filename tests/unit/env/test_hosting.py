@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import gymnasium as gym
@@ -11,6 +12,8 @@ import pytest
 from rlightning.env import BaseEnv
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
 from rlightning.env.hosting import HostedGroup, StepPlacement, group_name, host_envs
+from rlightning.env.lockstep import Round
+from rlightning.env.replica import replica_name, replica_seed
 from rlightning.errors import ConfigError, EnvError, ResetNeededError
 from rlightning.types import ActionSource, EnvRet
 from rlightning.utils.config import Config
@@ -50,6 +53,31 @@ async def test_rows_are_split_into_groups():
     rows = np.concatenate([env_ret.observation for env_ret in firsts])
     assert len(np.unique(rows, axis=0)) == len(rows)  # every row of every group has its own seed
     await close(groups)
+
+
+async def test_replicas_differ_in_ids_and_in_seeds():
+    firsts = []
+    for replica in (None, "one", "two"):
+        groups = await host_envs([config(num_envs=2, seed=7)], pipeline_depth=2, replica=replica)
+        own = "" if replica is None else f"{replica}-"
+        assert [group.env_id for group in groups] == [f"test-{own}0-0", f"test-{own}0-1"]
+        firsts += [(await group.reset()).observation for group in groups]
+        await close(groups)
+    assert len(np.unique(np.concatenate(firsts), axis=0)) == 6
+
+
+def test_the_seed_of_a_replica_is_always_the_same_and_fits_simulators():
+    assert replica_seed(0, "a") == replica_seed(0, "a")
+    seeds = {replica_seed(seed, name) for seed in range(20) for name in ("a", "b", "1")}
+    assert len(seeds) == 60
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_a_replica_may_be_called_as_its_host(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "robot lab/3")
+    assert replica_name("auto") == "robot_lab_3"
+    assert replica_name("mine") == "mine"
+    assert replica_name(None) is None
 
 
 def test_group_names_fit_into_ids():
@@ -305,3 +333,27 @@ def test_the_log_keeps_the_last_and_readers_have_cursors():
     assert [r.episode_id for r in log.since(4)] == [4]
     assert log.since(log.cursor) == []
     assert [r.episode_id for r in log.since(99)] == [2, 3, 4]  # of another process's log
+
+
+async def test_a_round_of_lockstep_begins_the_same_whatever_came_before():
+    async def play(steps_before, begin, index=0):
+        groups, _ = await hosted("CartPole-v1", num_envs=2)
+        await groups[0].reset()
+        for _ in range(steps_before):
+            await groups[0].step(answer(groups[0].env_id, np.array([1, 0])))
+        one = Round(groups[0], index, begin, seed=3)
+        first = await one.reset()
+        then = await one.step(answer(groups[0].env_id, np.array([0, 1])))
+        again = await one.reset()  # as after an error of the env
+        await close(groups)
+        return [first, then, again]
+
+    for one, other in zip(await play(0, 16), await play(50, 16), strict=True):
+        np.testing.assert_array_equal(one.observation, other.observation)
+        np.testing.assert_array_equal(one.episode_id, other.episode_id)
+    first, _, again = await play(0, 16)
+    assert not np.array_equal(first.observation, again.observation)
+    assert len({*first.episode_id.tolist(), *again.episode_id.tolist()}) == 4
+    for other in (await play(0, 17), await play(0, 16, index=1)):
+        assert not np.array_equal(first.observation, other[0].observation)
+    assert first.episode_id.max() + 1000 < (await play(0, 17))[0].episode_id.min()

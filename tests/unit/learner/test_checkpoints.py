@@ -96,6 +96,24 @@ def test_a_better_one_takes_the_place_of_the_best_but_never_of_the_latest(tmp_pa
     assert kept() == ["7", "9"]
 
 
+def test_the_last_ones_and_the_best_are_kept_to_go_on_from(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for version in range(1, 6):
+        stats = LearnerStats(policy_version=version)
+        snapshot = None if version == 4 else f"snapshot-{version}"
+        checkpoints.save(stats, b"w", b"state", buffer_snapshot=snapshot)
+        if version == 2:
+            checkpoints.save(stats, b"w", link="best", mean_return=1.0)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["2", "4", "5", "best", "latest"]
+    assert checkpoints.snapshots == ["snapshot-2", "snapshot-5"]
+    for name in ("2", "4", "5"):
+        assert Checkpoint.read(tmp_path / name).state == b"state"
+    checkpoints.save(LearnerStats(policy_version=6), b"w", link="best", mean_return=2.0)
+    checkpoints.save(LearnerStats(policy_version=7), b"w", b"state")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "6", "7", "best", "latest"]
+
+
 def damage(path):
     path.write_bytes(b"x" + path.read_bytes()[1:])
 

@@ -83,14 +83,22 @@ class Algorithm:
         return b"%d" % self.updates
 
 
-def run(source, algorithm=None, stats=None, max_env_steps=100, save_interval=-1, **learner):
+def run(
+    source,
+    algorithm=None,
+    stats=None,
+    max_env_steps=100,
+    save_interval=-1,
+    lockstep=False,
+    **learner,
+):
     learner = {"learning_starts": 20, "updates_per_step": 0.5, "publish_interval": 8, **learner}
     updates, saved = [], []
     algorithm = algorithm or Algorithm()
     stats = train_from_replay(
         algorithm,
         source,
-        TrainConfig(max_env_steps=max_env_steps, save_interval=save_interval),
+        TrainConfig(max_env_steps=max_env_steps, save_interval=save_interval, lockstep=lockstep),
         LearnerConfig(**learner),
         stop=lambda: False,
         on_update=updates.append,
@@ -217,3 +225,32 @@ def test_the_pace_holds_until_half_of_the_lead_is_left():
     assert [pace.hold(111, updates) for updates in (1, 5, 6)] == [True, True, False]
     pace.grant(111)
     assert [pace.hold(steps, 0) for steps in (111, 120, 121)] == [False, False, True]
+
+
+class InTurns(Source):
+    """Its envs take 16 steps when they are told to, and are never held."""
+
+    def __init__(self, version=0):
+        super().__init__(stride=0, version=version)
+        self.rounds = []
+
+    def collect(self, begin, stop):
+        self.rounds.append((begin, len(self.leads)))  # after how many batches
+        self.steps += 16
+
+    def hold(self, wanted):
+        raise AssertionError("nobody runs ahead")
+
+
+def test_in_lockstep_a_round_is_collected_when_no_update_is_due():
+    source = InTurns()
+    stats, _, _ = run(source, lockstep=True, max_env_steps=64, max_lead=1)
+    assert source.rounds == [(0, 0), (16, 0), (32, 6), (48, 14)]
+    assert (stats.updates, stats.env_steps) == (22, 64)  # half of 64 - 20
+
+
+def test_in_lockstep_versions_go_on_as_they_were():
+    source, stats = InTurns(), LearnerStats(policy_version=5, updates=6, env_steps=32)
+    run(source, stats=stats, lockstep=True, max_env_steps=48)
+    assert [version for version, _ in source.published] == [5, 6, 7]
+    assert source.rounds == [(32, 0)]

@@ -207,3 +207,31 @@ def test_a_failure_ends_it_with_the_newest_good_weights_saved(source, algorithm,
     assert len(updates) == 1
     assert saved == [(2, 1, b"1")]
     assert source.published[-1] == (2, b"1")
+
+
+class InTurns(Source):
+    """Its envs take a round when they are told to."""
+
+    def __init__(self, version=0):
+        super().__init__([], version)
+        self.begins = []
+
+    def collect(self, begin, stop):
+        self.begins.append(begin)
+        self._batches.append(batch(self.version))
+
+
+def test_in_lockstep_each_update_has_a_round_of_its_own():
+    source = InTurns()
+    stats, _, _ = run(source, max_epochs=3, lockstep=True)
+    assert source.begins == [0, ROWS, 2 * ROWS]
+    assert stats.policy_version == 4
+
+
+def test_in_lockstep_a_new_policy_gets_the_weights_of_a_checkpoint_as_they_were():
+    for version, first in ((0, 7), (6, 7), (7, 8), (9, 10)):
+        source, stats = InTurns(version), LearnerStats(policy_version=7, updates=2, env_steps=12)
+        train = TrainConfig(lockstep=True, max_epochs=3)
+        train_loop(Algorithm(), source, train, stop=lambda: False, stats=stats)
+        assert [version for version, _ in source.published] == [first, first + 1]
+        assert source.begins == [12]

@@ -1,0 +1,74 @@
+"""Shows a running cluster, live or once: `rlightning top`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from rlightning.cluster.overview import overview
+from rlightning.cluster.sight import Sight
+from rlightning.cluster.snapshot import Observer, Snapshot
+
+_PLAIN_WIDTH = 120
+_ONCE_PATIENCE_S = 5.0
+_LIVE_PATIENCE_S = 2.0
+
+
+def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
+    """Shows a cluster until Ctrl-C, or once.
+
+    On a terminal the view is kept up to date; elsewhere, and with `as_json`, there is one view, or
+    one line of JSON, per interval.
+
+    Args:
+        sight: What to look at.
+        once: Show it once and return; rates are those of one interval.
+        as_json: Show `Snapshot.to_dict` as JSON.
+        interval_s: Seconds between two looks.
+
+    Returns:
+        Whether all services were SERVING when last seen.
+    """
+    title = "" if sight.run is None else f"{sight.run.parent.name}/{sight.run.name}"
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _PLAIN_WIDTH)
+    shown: Snapshot | None = None
+
+    async def follow() -> None:
+        nonlocal shown
+        live = console.is_terminal and not (once or as_json)
+        screen = Live(console=console, screen=True, auto_refresh=False) if live else None
+        with screen or contextlib.nullcontext():
+            async for shown in _looks(sight, once=once, interval_s=interval_s):
+                if as_json:
+                    typer.echo(json.dumps(shown.to_dict(), allow_nan=False))
+                elif screen is not None:
+                    screen.update(overview(shown, title=title), refresh=True)
+                else:
+                    console.print(overview(shown, title=title))
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(follow())
+    return shown is not None and all(one.state == "SERVING" for one in shown.services)
+
+
+async def _looks(sight: Sight, *, once: bool, interval_s: float) -> AsyncIterator[Snapshot]:
+    """Yields what is to be shown: with `once`, the second look, which knows rates."""
+    patience_s = _ONCE_PATIENCE_S if once else _LIVE_PATIENCE_S
+    async with Observer(sight.targets, run=sight.run, timeout_s=patience_s) as observer:
+        if once:
+            await observer.gather()
+        else:
+            yield await observer.gather()
+        while True:
+            await asyncio.sleep(interval_s)
+            yield await observer.gather()
+            if once:
+                return

@@ -1,0 +1,263 @@
+"""deploy/kubernetes against Kubernetes' own schemas, and against the code that it runs."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from rlightning.cli.app import app
+from rlightning.rpc.health import Health
+from rlightning.utils.config import load_config
+from tests.manifests import OVERLAYS, find, left_to_the_run, matches, pods, render
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVERS = {"env-server": "env", "policy-server": "policy", "buffer-server": "buffer"}
+GRPC_NAMES = {"env": "EnvService", "policy": "PolicyService", "buffer": "BufferService"}
+
+overlays = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+@pytest.fixture
+def config_of(tmp_path, monkeypatch):
+    """Returns the config that a container of the manifests runs with, loaded as it would load it."""
+
+    def load(overlay, pod, container):
+        (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "config")
+        files = find(overlay, "ConfigMap")[volume["configMap"]["name"]]["data"]
+        (mount,) = (m for m in container["volumeMounts"] if m["name"] == "config")
+        paths = []
+        for option in container["command"]:
+            if option.startswith("--config="):
+                folder, _, name = option.removeprefix("--config=").rpartition("/")
+                assert folder == mount["mountPath"]
+                (tmp_path / name).write_text(files[name])
+                paths.append(tmp_path / name)
+        assert len(paths) == 2
+        for variable in container.get("env", ()):
+            if variable["name"].startswith("RLIGHTNING__"):
+                monkeypatch.setenv(variable["name"], variable["value"])
+        return load_config(paths)
+
+    return load
+
+
+def ours(overlay):
+    """Yields name, pod and container of the services and the learner."""
+    for name, pod in pods(overlay):
+        if pod["metadata"]["labels"].get("app.kubernetes.io/part-of") == "rlightning":
+            (container,) = pod["spec"]["containers"]
+            yield name, pod, container
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.34", "1.37"])
+def test_kubernetes_takes_the_manifests(version):
+    different = {repr(manifest): manifest for overlay in OVERLAYS for manifest in render(overlay)}
+    for manifest in different.values():
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@overlays
+def test_commands_ports_and_probes_are_those_of_the_services(overlay, config_of):
+    seen = set()
+    for name, pod, container in ours(overlay):
+        seen.add(name)
+        config = config_of(overlay, pod, container)
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        if name == "learner":
+            assert container["command"][0] == "rlightning"
+            assert container["command"][1] in {c.callback.__name__ for c in app.registered_commands}
+            assert config.learner.metrics == f"0.0.0.0:{ports['metrics']}"
+            continue
+        part = SERVERS[name]
+        section = getattr(config.services, part)
+        assert container["command"][:2] == ["python", "-m"]
+        assert container["command"][2] == f"rlightning.services.{part}_server"
+        assert importlib.util.find_spec(container["command"][2])
+        assert container["image"].startswith(f"rlightning/{part}_server:")
+        assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == f"{part}_server"
+        # The kubelet asks without TLS and without a token, at the address of the pod.
+        listeners = {int(one.address.rpartition(":")[2]): one for one in section.listen}
+        assert all(one.address.startswith("0.0.0.0:") for one in section.listen)
+        assert {ports["grpc"]} == {p for p, one in listeners.items() if one.tls is None}
+        assert set(listeners) == {port for key, port in ports.items() if key != "metrics"}
+        assert section.metrics == f"0.0.0.0:{ports['metrics']}"
+        health = Health([f"rlightning.v1.{GRPC_NAMES[part]}"])
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container[probe]["grpc"]["port"] == ports["grpc"]
+            assert health.status_of(container[probe]["grpc"]["service"]) is not None
+        assert container["livenessProbe"]["grpc"]["service"] == "liveness"
+        dockerfile = (ROOT / "services" / f"{part}_server" / "Dockerfile").read_text()
+        assert f"EXPOSE {ports['grpc']}" in dockerfile
+    assert seen == {*SERVERS, "learner"}
+
+
+@overlays
+def test_what_is_dialled_is_there(overlay, config_of):
+    services = find(overlay, "Service")
+    (_, pod, container), *_ = ours(overlay)
+    config = config_of(overlay, pod, container)
+    for part in ("env", "policy"):
+        host, _, port = getattr(config.services, part).address.rpartition(":")
+        assert host == f"{part}-server"
+        assert services[host]["spec"]["ports"] == [
+            {"name": "grpc", "port": int(port), "targetPort": "grpc"}
+        ]
+    shards = find(overlay, "StatefulSet")["buffer-server"]["spec"]
+    (port,) = services[shards["serviceName"]]["spec"]["ports"]
+    assert config.buffer_addresses == [
+        f"buffer-server-{index}.{shards['serviceName']}:{port['port']}"
+        for index in range(shards["replicas"])
+    ]
+    labels = {name: template["metadata"]["labels"] for name, template in pods(overlay)}
+    for name in SERVERS:
+        spec = services[name]["spec"]
+        assert spec["clusterIP"] == "None"
+        # Or whoever makes a service ready could not find it.
+        assert spec["publishNotReadyAddresses"]
+        assert [n for n, given in labels.items() if spec["selector"].items() <= given.items()] == [
+            name
+        ]
+
+
+@overlays
+def test_the_services_get_what_a_run_would_tell_those_that_it_starts(overlay, config_of):
+    (_, pod, container), *_ = ours(overlay)
+    assert left_to_the_run(config_of(overlay, pod, container)) == []
+
+
+@overlays
+def test_kept_is_what_lies_on_volumes(overlay, config_of):
+    for name, pod, container in ours(overlay):
+        config = config_of(overlay, pod, container)
+        claimed = {v["name"] for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v}
+        if name == "buffer-server":
+            templates = find(overlay, "StatefulSet")[name]["spec"]["volumeClaimTemplates"]
+            claimed |= {template["metadata"]["name"] for template in templates}
+        mounts = {m["mountPath"] for m in container["volumeMounts"] if m["name"] in claimed}
+        kept = {"buffer-server": config.buffer.data_dir, "learner": config.log.log_dir}.get(name)
+        assert bool(mounts) == (kept is not None)
+        assert all(Path(kept).is_relative_to(mount) for mount in mounts)
+
+
+@overlays
+def test_pods_may_do_no_more_than_they_must(overlay, config_of):
+    for name, pod in pods(overlay):
+        spec = pod["spec"]
+        (container,) = spec["containers"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert "memory" in container["resources"]["limits"]
+        assert spec["enableServiceLinks"] is False
+        assert name == "prometheus" or spec["automountServiceAccountToken"] is False
+    for _, pod, container in ours(overlay):
+        grace_s = config_of(overlay, pod, container).services.grace_s
+        # 2 s after its grace period, a stuck service ends itself.
+        assert pod["spec"]["terminationGracePeriodSeconds"] > grace_s + 2
+        assert pod["spec"]["securityContext"]["runAsUser"] == 10001  # that of the Dockerfiles
+
+
+@overlays
+def test_budgets_are_of_what_there_is(overlay):
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods(overlay)}
+    for name, budget in find(overlay, "PodDisruptionBudget").items():
+        found = [n for n, given in labels.items() if matches(budget["spec"]["selector"], given)]
+        assert found == [name]
+    assert find(overlay, "PodDisruptionBudget").keys() == SERVERS.keys()
+
+
+def may_reach(overlay, source, target, port):
+    """Says whether the network policies let pods with the labels of `source` reach a port of `target`."""
+    policies = [policy["spec"] for policy in find(overlay, "NetworkPolicy").values()]
+
+    def allows(rule, peers, other):
+        there = peers not in rule or any(
+            matches(peer["podSelector"], other) for peer in rule[peers]
+        )
+        return there and ("ports" not in rule or port in [each["port"] for each in rule["ports"]])
+
+    def allowed(kind, peers, pod, other):
+        applied = [
+            p for p in policies if kind in p["policyTypes"] and matches(p["podSelector"], pod)
+        ]
+        rules = [rule for policy in applied for rule in policy.get(kind.lower(), ())]
+        return not applied or any(allows(rule, peers, other) for rule in rules)
+
+    return allowed("Egress", "to", source, target) and allowed("Ingress", "from", target, source)
+
+
+@overlays
+def test_the_network_lets_through_who_has_to_and_nobody_else(overlay):
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods(overlay)}
+    labels["client"] = {"rlightning/env-client": "true"}
+    labels["stranger"] = {"app": "stranger"}
+    grpc = {"env-server": 50051, "policy-server": 50052, "buffer-server": 50053}
+    reached = {
+        (source, target)
+        for target, port in grpc.items()
+        for source in labels
+        if may_reach(overlay, labels[source], labels[target], port)
+    }
+    assert reached == {
+        ("client", "env-server"),
+        ("env-server", "policy-server"),
+        ("env-server", "buffer-server"),
+        *(("learner", target) for target in grpc),
+    }
+    for target in (*grpc, "learner"):
+        readers = [n for n in labels if may_reach(overlay, labels[n], labels[target], 9464)]
+        assert readers == (["prometheus"] if "prometheus" in labels else [])
+    public = may_reach(overlay, labels["stranger"], labels["env-server"], 50443)
+    assert public == ("env-server-public" in find(overlay, "Service"))
+
+
+def test_on_gpus_run_policy_server_and_learner_alone():
+    wants = {
+        name
+        for name, _, container in ours("overlays/gpu")
+        if "nvidia.com/gpu" in container["resources"]["limits"]
+    }
+    assert wants == {"policy-server", "learner"}
+    for name, pod, container in ours("overlays/gpu"):
+        assert bool(pod["spec"].get("nodeSelector")) == (name in wants)
+        if name in wants:
+            assert container["image"] == "rlightning/policy_server:cuda"
+
+
+def test_jobs_of_prometheus_are_called_as_in_compose():
+    (config,) = (
+        yaml.safe_load(manifest["data"]["prometheus.yml"])
+        for manifest in render("overlays/monitoring")
+        if manifest["kind"] == "ConfigMap"
+        and "prometheus.yml" in manifest["data"]
+        and "scrape_configs" in manifest["data"]["prometheus.yml"]
+    )
+    (job,) = config["scrape_configs"]
+    (rule,) = (r for r in job["relabel_configs"] if r.get("target_label") == "job")
+    assert rule["source_labels"] == ["__meta_kubernetes_pod_label_app_kubernetes_io_component"]
+    components = {
+        pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        for _, pod, _ in ours("overlays/monitoring")
+    }
+    compose = yaml.safe_load((ROOT / "deploy/monitoring/prometheus.yml").read_text())
+    assert components == {one["job_name"] for one in compose["scrape_configs"]}
+
+
+def test_grafana_is_set_up_as_in_compose():
+    (container,) = find("overlays/monitoring", "Deployment")["grafana"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    assert {v["name"]: v["value"] for v in container["env"]} == compose["grafana"]["environment"]
+    images = {
+        c["image"] for _, pod in pods("overlays/monitoring") for c in pod["spec"]["containers"]
+    }
+    assert {compose[name]["image"] for name in ("grafana", "prometheus")} <= images

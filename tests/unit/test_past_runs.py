@@ -1,0 +1,70 @@
+"""Which run a new one goes on from."""
+
+import pytest
+from typer.testing import CliRunner
+
+from rlightning.cli.app import app
+from rlightning.cluster import train
+from rlightning.cluster.past_runs import find_resumable
+from rlightning.cluster.runs import Run
+from rlightning.learner.checkpoints import Checkpoints
+from rlightning.learner.loop import LearnerStats
+from rlightning.utils.config import MainConfig
+
+
+@pytest.fixture
+def config(tmp_path):
+    env = {"name": "cart", "backend": "gymnasium", "task": "CartPole-v1"}
+    return MainConfig.from_dict({"env": env, "log": {"log_dir": str(tmp_path / "runs")}})
+
+
+def make_run(config, *, saved):
+    run = Run.create(config, command=[])
+    run.begin()
+    if saved:
+        Checkpoints(run.checkpoints).save(LearnerStats(policy_version=3), b"weights", b"state")
+    return run.path.resolve()
+
+
+def test_the_newest_run_with_a_checkpoint_is_gone_on_from(config):
+    assert find_resumable(config) is None
+    make_run(config, saved=False)
+    assert find_resumable(config) is None
+    saved = [make_run(config, saved=True) for _ in range(9)]
+    assert saved[-1].name == "10"  # which is not the last one in the order of letters
+    make_run(config, saved=False)  # killed before its first checkpoint
+    assert find_resumable(config) == saved[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "note"),
+    [
+        (["--or-anew", "--resume", "latest"], "1", ""),
+        (["--or-anew", "--resume="], None, "starts anew"),
+        (["--or-anew"], None, "starts anew"),
+        (["--or-anew", "--resume=latest", "--name=x"], None, "no run in RUNS/x has a checkpoint"),
+        ([], None, ""),
+    ],
+)
+def test_or_anew_starts_where_there_is_nothing_and_says_so(
+    config, tmp_path, monkeypatch, options, number, note
+):
+    make_run(config, saved=True)
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml())
+    asked = {}
+    monkeypatch.setattr(train, "train", lambda config, **given: asked.update(given) or True)
+    done = CliRunner().invoke(app, ["train", str(file), *options])
+    assert done.exit_code == 0, done.output
+    assert (asked["resume"] and asked["resume"].name) == number
+    assert note.replace("RUNS", str(tmp_path / "runs")) in asked["note"]
+    assert bool(note) == bool(asked["note"])
+
+
+def test_a_run_that_is_named_has_to_be_there(config, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml())
+    done = CliRunner().invoke(app, ["train", str(file), "--resume", "runs/9", "--or-anew"])
+    assert done.exit_code == 2
+    done = CliRunner().invoke(app, ["train", "--or-anew"])
+    assert done.exit_code == 2

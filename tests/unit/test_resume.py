@@ -1,0 +1,112 @@
+"""What a run goes on from: the buffer of the one before, and a state that is not what it should be."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlightning.cluster.resume import load_checkpoint, restore_buffer
+from rlightning.errors import ConfigError
+from rlightning.learner import Checkpoint
+from rlightning.learner.state_file import dump_state
+from rlightning.utils.config import MainConfig
+
+
+def make_config(services=None, **buffer):
+    env = {"name": "e", "backend": "gymnasium", "task": "CartPole-v1"}
+    buffer = {"type": "ReplayBuffer", "capacity": 100, **buffer}
+    return MainConfig.from_dict({"env": env, "buffer": buffer, "services": services or {}})
+
+
+def make_checkpoint(snapshot=None, state=b""):
+    return Checkpoint(Path("runs/e/1/checkpoints/9"), 9, 8, 7, 6, None, snapshot, b"", state)
+
+
+NAME = "checkpoint-00000003"
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("durability", ["none", "process"])
+@pytest.mark.parametrize("snapshot", [NAME, None])
+def test_the_buffer_begins_with_the_snapshot_or_it_is_said_what_is_lost(
+    tmp_path, there, durability, snapshot
+):
+    if there:
+        (tmp_path / "checkpoints" / NAME).mkdir(parents=True)
+    config = make_config(data_dir=str(tmp_path), durability=durability, restore="latest")
+    line = restore_buffer(make_checkpoint(snapshot), config)
+    if there and snapshot:
+        assert (config.buffer.restore, line) == (
+            NAME,
+            f"the replay buffer begins with {NAME} of {tmp_path}",
+        )
+        return
+    lost = f"{NAME} is not there" if snapshot else "the run kept no checkpoint of it"
+    if durability == "none":
+        assert config.buffer.restore == "none"
+        assert line == f"the replay buffer begins empty: {lost} in {tmp_path}"
+    else:
+        assert config.buffer.restore == "latest"
+        assert line == f"the replay buffer begins with the newest that {tmp_path} has: {lost}"
+
+
+def test_every_shard_begins_with_its_own(tmp_path):
+    for shard, name in enumerate(("checkpoint-00000003", "checkpoint-00000005")):
+        (tmp_path / f"buffer-{shard}" / "checkpoints" / name).mkdir(parents=True)
+    storage = {"type": "sharded", "num_shards": 2}
+    config = make_config(data_dir=str(tmp_path), storage=storage)
+    names = "checkpoint-00000003,checkpoint-00000005"
+    assert names in restore_buffer(make_checkpoint(names), config)
+    assert config.buffer.restore == names
+    for others in ("checkpoint-00000003", "checkpoint-00000005,checkpoint-00000003"):
+        assert "begins empty" in restore_buffer(make_checkpoint(others), config)
+        assert config.buffer.restore == "none"
+
+
+@pytest.mark.parametrize(
+    ("services", "buffer", "said"),
+    [
+        ({}, {}, f"begins empty: buffer.data_dir is not set, and {NAME} is lost"),
+        ({"buffer": {"address": "h:1"}}, {}, "it goes on with what it holds now"),
+        ({}, {"type": "RolloutBuffer"}, ""),
+    ],
+)
+def test_what_cannot_be_restored_is_said(services, buffer, said):
+    line = restore_buffer(make_checkpoint(NAME), make_config(services, **buffer))
+    assert said in line
+    assert bool(said) == bool(line)
+
+
+class Counter:
+    """An algorithm that believes what it is given."""
+
+    def __init__(self):
+        self.rows = 0
+        self.generator = torch.Generator()
+
+    def state(self):
+        return {"rows": self.rows, "generator": self.generator.get_state()}
+
+    def restore(self, state):
+        self.rows = state["rows"] + 0
+        self.generator.set_state(state["generator"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rows": "many"}, "rows: expected a number, got 'many'"),
+        ({"generator": [1]}, "generator: expected a tensor"),
+        ({"generator": torch.zeros(3)}, "RNG state must be a torch.ByteTensor|RNG state is wrong"),
+    ],
+)
+def test_a_state_of_odd_values_is_no_traceback(change, said):
+    state = dump_state({**Counter().state(), **change})
+    with pytest.raises(ConfigError, match=rf"checkpoints/9 does not fit .*({said})"):
+        load_checkpoint(make_checkpoint(state=state), Counter())
+
+
+def test_what_belongs_to_it_is_taken():
+    counter = Counter()
+    load_checkpoint(make_checkpoint(state=dump_state({**counter.state(), "rows": 5})), counter)
+    assert counter.rows == 5

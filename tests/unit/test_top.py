@@ -1,0 +1,158 @@
+"""What `rlightning top` looks at, and how it shows it."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rlightning.cluster.overview import overview
+from rlightning.cluster.runs import Run
+from rlightning.cluster.sight import find_sight
+from rlightning.cluster.snapshot import EpisodeView, ServiceView, Snapshot, TableView
+from rlightning.errors import ConfigError
+from rlightning.utils.config import ClientAuthConfig, MainConfig
+
+SUMMARY = {"count": 3, "mean": 0.002, "p50": 0.001, "p90": 0.002, "p99": 0.003, "max": 0.004}
+ADDRESSES = {"policy": "h:1", "buffer": "h:2", "env": "h:3"}
+
+
+def make_run(tmp_path, **listen):
+    config = MainConfig.from_dict(
+        {
+            "env": {"name": "cart", "backend": "gymnasium", "task": "CartPole-v1"},
+            "log": {"log_dir": str(tmp_path / "runs")},
+            "services": {name: {"listen": address} for name, address in listen.items()},
+        }
+    )
+    run = Run.create(config, command=[])
+    run.begin()
+    return config, run
+
+
+def write(tmp_path, config):
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml())
+    return str(file)
+
+
+def test_addresses_are_looked_at_as_they_are():
+    auth = ClientAuthConfig(token="t")
+    sight = find_sight(["a:1", "[::1]:2", "unix:/s"], auth)
+    assert [(t.name, t.address, t.auth) for t in sight.targets] == [
+        (address, address, auth) for address in ("a:1", "[::1]:2", "unix:/s")
+    ]
+    assert sight.run is None
+
+
+def test_a_config_whose_ports_the_system_chooses_is_found_by_its_last_run(tmp_path):
+    config, run = make_run(tmp_path, policy="127.0.0.1:5", buffer="127.0.0.1:6", env="127.0.0.1:7")
+    for service in (config.services.policy, config.services.buffer, config.services.env):
+        service.listen[0].address = "127.0.0.1:0"
+    for names in ([write(tmp_path, config)], [str(run.path)]):
+        sight = find_sight(names)
+        assert [t.address for t in sight.targets] == ["127.0.0.1:5", "127.0.0.1:6", "127.0.0.1:7"]
+        assert sight.run == run.path.resolve()
+    assert [t.name for t in sight.targets] == ["policy", "buffer", "env"]
+
+
+def test_a_config_with_addresses_has_the_learner_of_its_last_run_only_if_that_had_the_same(
+    tmp_path,
+):
+    config, run = make_run(tmp_path, policy="h:1", buffer="h:2", env="h:3")
+    assert find_sight([write(tmp_path, config)]).run == run.path.resolve()
+    config.services.env.listen[0].address = "h:4"
+    sight = find_sight([write(tmp_path, config)])
+    assert [t.address for t in sight.targets] == ["h:1", "h:2", "h:4"]
+    assert sight.run is None
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["h:1", "config.yaml"], "not both"),
+        (["nowhere.yaml"], "nowhere.yaml"),
+        (["."], "no folder of a run"),
+    ],
+)
+def test_what_cannot_be_looked_at(tmp_path, monkeypatch, names, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=text):
+        find_sight(names)
+
+
+def test_a_config_without_ports_and_runs_says_what_to_do(tmp_path):
+    config, _ = make_run(tmp_path)
+    config.log.log_dir = str(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="give its folder, or addresses"):
+        find_sight([write(tmp_path, config)])
+
+
+def text_of(snapshot, width=120):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(overview(snapshot, title="cart/1"))
+    return console.file.getvalue()
+
+
+def test_the_view_shows_what_is_known_and_what_is_wrong():
+    table = TableView(10, 10, 40, 0.25, 2, 1, 1234, 5)
+    services = [
+        ServiceView(
+            "buffer",
+            "h:2",
+            role="buffer",
+            state="SERVING",
+            rtt_s=0.001,
+            rates={"inserted": 1000.4, "sampled": 0.0},
+            gauges={"inserts_waiting": 7},
+            counters={"refused_total": 3},
+            sessions={
+                "Insert": {"a": {"connected": True}, "b": {"connected": False}},
+                "Sample": {},
+            },
+            tables={"default": table},
+            latency={"store": SUMMARY},
+        ),
+        ServiceView("env", "h:3", role="env", state="DOWN", error="h:3: cannot connect"),
+    ]
+    learner = {"outcome": "running", "age_s": 60.0, "latencies_s": {"learner.update": SUMMARY}}
+    text = text_of(
+        Snapshot("now", services, episodes=EpisodeView(4, 4, 12.5, 3.0), learner=learner)
+    )
+    for shown in (
+        "cart/1",
+        "1 of 2",
+        "1,000 in/s  0 out/s",
+        "7 inserts",
+        "25%",
+        "return 12.5",
+        "learner running, told 60 s ago",
+        "buffer.store",
+        "learner.update",
+        "env: h:3: cannot connect",
+        "buffer: refused 3",
+        "DOWN",
+    ):
+        assert shown in text
+    assert "- steps/s" in text  # what was not measured
+
+
+def test_nothing_known_is_no_error():
+    assert "policy version -" in text_of(Snapshot("now", []))
+
+
+def test_stages_that_two_services_know_are_shown_once():
+    services = [
+        ServiceView("p", "p", role="policy", latency={"inference": SUMMARY, "first_use": SUMMARY}),
+        ServiceView("a", "a", role="env", latency={"inference": SUMMARY}),
+        ServiceView("b", "b", role="env", latency={"step": SUMMARY}),
+    ]
+    assert set(Snapshot("now", services).latencies()) == {
+        "policy.first_use",
+        "a.inference",
+        "b.step",
+    }
+
+
+def test_json_has_no_number_that_is_none():
+    snapshot = Snapshot("now", [], episodes=EpisodeView(1, 1, float("nan"), 3.0))
+    assert snapshot.to_dict()["episodes"]["mean_return"] is None
