@@ -125,7 +125,11 @@ def check_lockstep(config: MainConfig) -> None:
                 f"train.lockstep: services.{name}.address is set, and a server that the run does "
                 "not start may have served others"
             )
+    policies = services.policy
     for key, wrong, reason in (
+        ("services.policy.addresses", bool(policies.addresses), "they may have served others"),
+        ("services.policy.replicas", policies.replicas > 1, "who answers depends on the load"),
+        ("policy.named", bool(config.policy.named), "a frozen policy draws on from where it is"),
         ("services.env.min_clients", services.env.min_clients > 0, "nobody can seed their envs"),
         ("buffer.storage.type", storage.type == "sharded", "it needs one buffer server"),
         ("buffer.tables", bool(config.buffer.tables), "it needs one table"),

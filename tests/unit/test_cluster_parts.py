@@ -259,6 +259,9 @@ def test_several_learners_need_what_they_can_share(sections, world_size, in_proc
     ("sections", "key"),
     [
         ({"services": {"policy": {"address": "h:1"}}}, "services.policy.address"),
+        ({"services": {"policy": {"replicas": 2}}}, "services.policy.replicas"),
+        ({"services": {"policy": {"addresses": ["h:1", "h:2"]}}}, "services.policy.addresses"),
+        ({"policy": {"named": {"frozen": {}}}}, "policy.named"),
         ({"services": {"env": {"min_clients": 1}}}, "services.env.min_clients"),
         ({"buffer": {"tables": {"default": {}}}}, "buffer.tables"),
         ({"buffer": {"storage": {"type": "sharded", "num_shards": 2}}}, "buffer.storage.type"),
