@@ -11,7 +11,7 @@ from tests.docker.stack import Stack, engine
 def built():
     """An engine with the images built."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for service in ("ENV", "POLICY", "BUFFER"):
+        for service in ("ENV", "POLICY", "BUFFER", "DASHBOARD"):
             monkeypatch.setenv(f"{service}_PORT", "0")  # any: another stack may run here
         with engine(monkeypatch):
             began = time.monotonic()
