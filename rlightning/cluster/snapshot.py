@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -79,8 +79,8 @@ class Target:
     """A service to look at.
 
     Attributes:
-        name: What to call it: `env`, `policy`, `buffer`, of several shards `buffer-1`, of several
-            servers behind one name `env@10.0.0.3`; or its address.
+        name: What to call it: `env`, `policy`, `buffer`; of several addresses `buffer-1`, of
+            several servers behind one name `env@10.0.0.3`; or its address.
         address: Where it is dialled.
         rpc: Limits and times; None: the defaults.
         auth: Token and certificates; None: none.
@@ -463,23 +463,26 @@ def targets_of(config: MainConfig, auth: ClientAuthConfig | None = None) -> list
         auth: Token and certificates instead of those of the config; None: those.
     """
     services = config.services
-    buffers: Sequence[str] = ()
-    with contextlib.suppress(ConfigError):
-        buffers = config.buffer_addresses
-    names = ["buffer"] if len(buffers) == 1 else [f"buffer-{i}" for i in range(len(buffers))]
     return [
-        *_dialled("policy", services.policy, auth),
-        *(
-            Target(name, address, rpc=services.buffer.rpc, auth=auth or services.buffer.auth)
-            for name, address in zip(names, buffers, strict=True)
-        ),
-        *_dialled("env", services.env, auth),
+        *_targets("policy", lambda: services.policy.dial_addresses, services.policy, auth),
+        *_targets("buffer", lambda: config.buffer_addresses, services.buffer, auth),
+        *_targets("env", lambda: [services.env.dial_address], services.env, auth),
     ]
 
 
-def _dialled(name: str, service: ServiceConfig, auth: ClientAuthConfig | None) -> Iterator[Target]:
+def _targets(
+    name: str,
+    dialled: Callable[[], Sequence[str]],
+    service: ServiceConfig,
+    auth: ClientAuthConfig | None,
+) -> Iterator[Target]:
+    """Yields the servers of one section; none where the config names no port."""
+    addresses: Sequence[str] = ()
     with contextlib.suppress(ConfigError):
-        yield Target(name, service.dial_address, rpc=service.rpc, auth=auth or service.auth)
+        addresses = dialled()
+    for number, address in enumerate(addresses):
+        own = name if len(addresses) == 1 else f"{name}-{number}"
+        yield Target(own, address, rpc=service.rpc, auth=auth or service.auth)
 
 
 def read_progress(run: Path, *, in_process: bool = False) -> dict[str, Any] | None:
