@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 import time
@@ -36,6 +37,7 @@ class ServiceActor:
         self._process: ServiceProcess | None = None
         self._stopped = False
         self._lock = threading.Lock()
+        self._ended = threading.Event()
 
     def run(self) -> str:
         """Runs the service until it ends, and returns why it did.
@@ -48,13 +50,17 @@ class ServiceActor:
                 return f"the {label_of(self._section)} was stopped"
             process = ServiceProcess(self._section, self._files[0], self._folder, options=options)
             self._process = process
+            self._ended.clear()
         while process.poll() is None:  # not wait(), for which `stop` waits at the same time
             time.sleep(_POLL_S)
-        process.release()
-        return last_words(process)
+        try:
+            process.release()
+            return last_words(process)
+        finally:
+            self._ended.set()
 
     def stop(self, grace_s: float) -> str:
-        """Stops the service for good; one that overstays its grace is killed.
+        """Stops the service for good and removes its files; one that overstays its grace is killed.
 
         Returns:
             The end of its log.
@@ -63,10 +69,14 @@ class ServiceActor:
             self._stopped = True
             process = self._process
         if process is None:
+            shutil.rmtree(self._folder)
             return ""
         process.terminate()
         deadline = time.monotonic() + grace_s
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         process.kill()
-        return process.log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+        log = process.log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+        self._ended.wait(_POLL_S * 10)  # `run` reads the log, too
+        shutil.rmtree(self._folder)
+        return log

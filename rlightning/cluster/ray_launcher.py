@@ -60,7 +60,7 @@ class RayLauncher(LocalLauncher):
         self._connected = False
         self._group: Any = None
         self._actors: dict[str, Any] = {}
-        self._followers: list[threading.Thread] = []
+        self._followers: dict[str, threading.Thread] = {}
         self._first_end: str | None = None
         self._all_started = False
 
@@ -123,6 +123,10 @@ class RayLauncher(LocalLauncher):
             listener.address = f"{host}:{port}"
             at = [f"{one}:{port}" for one in hosts]
             service.address = at[0] if len(at) == 1 else f"ipv4:{','.join(at)}"
+        if self._replicas:
+            self.config.services.policy.addresses = [
+                replica.dial_address for replica in self._replicas.values()
+            ]
         if self._shards:
             self.config.buffer.storage.addresses = [
                 shard.dial_address for shard in self._shards.values()
@@ -133,7 +137,7 @@ class RayLauncher(LocalLauncher):
         for section in ours:
             follower = threading.Thread(target=self._follow, args=(section,), daemon=True)
             follower.start()
-            self._followers.append(follower)
+            self._followers[section] = follower
 
     def _hosts(self) -> list[str]:
         """Returns the addresses of the nodes; 127.0.0.1 alone if all of them are this machine."""
@@ -164,7 +168,7 @@ class RayLauncher(LocalLauncher):
         envs = self.config.env if section == "env" else []
         cpus = sum(env.num_cpus * env.num_workers for env in envs)
         gpus = sum(env.num_gpus * env.num_workers for env in envs)
-        if section == "policy":
+        if section.partition("-")[0] == "policy":
             device = self.config.policy.device
             there = self._ray.cluster_resources().get("GPU", 0) > 0
             if device.startswith("cuda") or (device == "auto" and there):
@@ -189,7 +193,7 @@ class RayLauncher(LocalLauncher):
 
     def _files(self, section: str) -> Iterator[tuple[str, str]]:
         yield "config.yaml", self.config.to_yaml()
-        if section in self._shards:
+        if section in {*self._shards, *self._replicas}:
             yield f"{section}.yaml", self._own_config(section).to_yaml()
 
     def _follow(self, section: str) -> None:
@@ -226,8 +230,6 @@ class RayLauncher(LocalLauncher):
         if self._group is not None:
             self._ray.util.remove_placement_group(self._group)
             self._group = None
-        for follower in self._followers:
-            follower.join(_MARGIN_S)
         if self._connected:
             self._ray.shutdown()
             self._connected = False
@@ -243,6 +245,7 @@ class RayLauncher(LocalLauncher):
                 (self._run.logs / f"{name}.log").write_text(log, encoding="utf-8")
             except self._ray.exceptions.RayError as error:
                 self._report(f"the {label_of(section)} is not stopped in order: {error}")
+            self._followers[section].join(_MARGIN_S)  # or Ray would tell of a call that was cut off
             self._ray.kill(self._actors.pop(section))
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -464,25 +463,27 @@ def targets_of(config: MainConfig, auth: ClientAuthConfig | None = None) -> list
     """
     services = config.services
     return [
-        *_targets("policy", lambda: services.policy.dial_addresses, services.policy, auth),
-        *_targets("buffer", lambda: config.buffer_addresses, services.buffer, auth),
-        *_targets("env", lambda: [services.env.dial_address], services.env, auth),
+        *_dialled("policy", services.policy, lambda: services.policy.dial_addresses, auth),
+        *_dialled("buffer", services.buffer, lambda: config.buffer_addresses, auth),
+        *_dialled("env", services.env, lambda: [services.env.dial_address], auth),
     ]
 
 
-def _targets(
+def _dialled(
     name: str,
-    dialled: Callable[[], Sequence[str]],
     service: ServiceConfig,
+    addresses: Callable[[], Sequence[str]],
     auth: ClientAuthConfig | None,
-) -> Iterator[Target]:
-    """Yields the servers of one section; none where the config names no port."""
-    addresses: Sequence[str] = ()
-    with contextlib.suppress(ConfigError):
-        addresses = dialled()
-    for number, address in enumerate(addresses):
-        own = name if len(addresses) == 1 else f"{name}-{number}"
-        yield Target(own, address, rpc=service.rpc, auth=auth or service.auth)
+) -> list[Target]:
+    try:
+        found = addresses()
+    except ConfigError:
+        return []
+    names = [name] if len(found) == 1 else [f"{name}-{i}" for i in range(len(found))]
+    return [
+        Target(one, address, rpc=service.rpc, auth=auth or service.auth)
+        for one, address in zip(names, found, strict=True)
+    ]
 
 
 def read_progress(run: Path, *, in_process: bool = False) -> dict[str, Any] | None:
