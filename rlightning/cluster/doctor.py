@@ -39,7 +39,9 @@ from rlightning.rpc.health import OVERALL, ServingStatus, list_statuses
 from rlightning.rpc.link import Clocks, Link, measure_link
 from rlightning.rpc.protocol import LIBRARY_VERSION, PROTOCOL_VERSION
 from rlightning.rpc.spec import diff_spec, needed_bytes
+from rlightning.types import EnvMeta
 from rlightning.utils.config import (
+    DEFAULT_POLICY,
     ClientAuthConfig,
     MainConfig,
     RpcConfig,
@@ -317,24 +319,29 @@ def look_at_envs(
     name: str, env: EnvStatus, config: MainConfig, policies: Sequence[PolicyDescription]
 ) -> Iterator[Finding]:
     """Yields whether the envs fit each other, the policy, the config and the message caps."""
-    acted = [meta for meta in env.envs if meta.env_id not in env.external_env_ids]
+    acted: dict[str, list[EnvMeta]] = {}
+    for meta in env.envs:
+        if meta.env_id not in env.external_env_ids:
+            acted.setdefault(_policy_of(meta, config), []).append(meta)
     differences = [
         f"{meta.env_id}: {line}"
-        for meta in acted[1:]
-        for line in diff_spec(replace(acted[0], num_envs=None), meta)
+        for metas in acted.values()
+        for meta in metas[1:]
+        for line in diff_spec(replace(metas[0], num_envs=None), meta)
     ]
-    for policy in policies:
-        if policy.spec is not None and acted:
-            differences += [f"policy server: {line}" for line in diff_spec(policy.spec, acted[0])]
+    specs = [policy.spec for policy in policies if policy.spec is not None]  # of the default one
+    for spec in specs if DEFAULT_POLICY in acted else ():
+        first = acted[DEFAULT_POLICY][0]
+        differences += [f"policy server: {line}" for line in diff_spec(spec, first)]
     for line in differences:
         fix = (
             "one policy acts for all: give these envs the same spaces, or restart the policy server"
         )
         yield Finding("error", "spec", name, line, fix)
     if acted and not differences:
-        told = any(policy.spec is not None for policy in policies)
-        whom = "each other and the policy" if told else "each other; no policy acted yet"
-        yield Finding("ok", "spec", name, f"the spaces of {len(acted)} groups fit {whom}")
+        whom = "each other and the policy" if specs else "each other; no policy acted yet"
+        groups = sum(map(len, acted.values()))
+        yield Finding("ok", "spec", name, f"the spaces of {groups} groups fit {whom}")
     ids = [str(meta.env_id) for meta in env.envs]
     for wanted in config.env:
         if wanted.num_workers and not any(one.startswith(f"{wanted.name}-") for one in ids):
@@ -345,6 +352,12 @@ def look_at_envs(
     services = config.services
     for role, rpc in (("policy", services.policy.rpc), ("buffer", services.buffer.rpc)):
         yield from _caps(name, role, rpc, env)
+
+
+def _policy_of(meta: EnvMeta, config: MainConfig) -> str:
+    """Returns which policy acts for a group: that of its env in the config."""
+    hosted = (env for env in config.env if str(meta.env_id).startswith(f"{env.name}-"))
+    return next((env.policy for env in hosted), DEFAULT_POLICY)
 
 
 def _caps(name: str, role: str, rpc: RpcConfig, env: EnvStatus) -> Iterator[Finding]:

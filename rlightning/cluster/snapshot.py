@@ -78,8 +78,8 @@ class Target:
     """A service to look at.
 
     Attributes:
-        name: What to call it: `env`, `policy`, `buffer`, of several shards `buffer-1`, of several
-            servers behind one name `env@10.0.0.3`; or its address.
+        name: What to call it: `env`, `policy`, `buffer`; of several addresses `buffer-1`, of
+            several servers behind one name `env@10.0.0.3`; or its address.
         address: Where it is dialled.
         rpc: Limits and times; None: the defaults.
         auth: Token and certificates; None: none.

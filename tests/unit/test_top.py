@@ -66,6 +66,18 @@ def test_a_config_with_addresses_has_the_learner_of_its_last_run_only_if_that_ha
     assert sight.run is None
 
 
+def test_each_replica_of_the_policy_server_is_looked_at(tmp_path):
+    config, _ = make_run(tmp_path, buffer="h:2", env="h:3")
+    config.services.policy.addresses = ["h:1", "h:4"]
+    sight = find_sight([write(tmp_path, config)])
+    assert [(t.name, t.address) for t in sight.targets] == [
+        ("policy-0", "h:1"),
+        ("policy-1", "h:4"),
+        ("buffer", "h:2"),
+        ("env", "h:3"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("names", "text"),
     [
