@@ -12,11 +12,11 @@ PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
-NOT_LOCAL := not real_env and not docker and not netns and not node and not gpu and not crash
+NOT_LOCAL := not real_env and not docker and not netns and not node and not browser and not gpu and not crash and not ray
 
 .DEFAULT_GOAL := help
-.PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-real-env ci bench bench-smoke prove-demo \
-  prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint \
+.PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-browser test-ray test-real-env screenshots ci \
+  bench bench-smoke prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-ray \
   protos protos-check protos-breaking lint format types layers pythons wheels-check wheel cover clean
 
 help:  ## Show what can be made.
@@ -67,6 +67,18 @@ test-real-env: $(SIMS)/.done  ## Compare every adapter with the real simulator, 
 
 test-node: $(VENV)/.dev  ## Attach the JavaScript client of examples/ to a cluster; needs Node.js and npm.
 	$(BIN)/python -m pytest -n0 -m node tests/clients
+
+$(VENV)/.ray: $(VENV)/.dev
+	$(PIP) -e '.[ray]'
+	@touch $@
+
+test-ray: $(VENV)/.ray  ## Place services on two local nodes of Ray.
+	$(BIN)/python -m pytest -n0 -m ray -o faulthandler_timeout=0 tests/ray
+test-browser: $(VENV)/.dev  ## Look at the dashboard in a browser, on desk and phone; needs Debian's Chromium.
+	$(BIN)/python -m pytest -n0 -m browser tests/browser
+
+screenshots: test-browser  ## Take the pictures in docs/ anew.
+	cp build/screenshots/*.png docs/
 
 protos: $(VENV)/.dev  ## Generate rlightning/v1 from protos/.
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. $(PROTOS)
@@ -121,6 +133,9 @@ prove-crash: $(VENV)/.dev  ## Kill the buffer server 200 times; nothing that it 
 prove-checkpoint: $(VENV)/.dev  ## Checkpoint 2 GB while writers write, and load it again.
 	$(BIN)/python -m benchmarks.prove_checkpoint 2000
 
+prove-ray: $(VENV)/.ray  ## Solve CartPole on two local nodes of Ray, and remove one in the middle.
+	$(BIN)/python -m benchmarks.prove_ray
+
 prove-robot: $(VENV)/.dev  ## Cut off a robot on another machine, restart its servers, narrow its link; needs root, iproute2.
 	$(BIN)/python -m tests.netns.robot
 
@@ -144,7 +159,7 @@ prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-crash test-netns test-node test-docker pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-crash test-netns test-node test-browser test-docker pythons bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 
 from benchmarks import (
     act,
+    batching,
     bench_buffer,
     bench_memory,
     buffer_net,
@@ -24,6 +25,7 @@ SUITES = {
     "buffer-net": buffer_net.measure,
     "memory": bench_memory.measure,
     "act": act.measure,
+    "batching": batching.measure,
     "latency-cost": latency_cost.measure,
     "demo": demo.measure,
 }

@@ -99,6 +99,46 @@ async def loop(job: Answer) -> Answer:
     return {"steps_per_s": steps / elapsed}
 
 
+async def sessions(job: Answer) -> Answer:
+    """Sessions of one row each, which ask again at once; answers per second."""
+    envs = [RawEnv("cp", 1, group) for group in range(job["sessions"])]
+    clients = [PolicyClient(job["address"], spec=env.meta) for env in envs]
+    await asyncio.gather(*(client.start() for client in clients))
+    end = time.perf_counter() + job["seconds"]
+
+    async def ask(env: RawEnv, client: PolicyClient) -> int:
+        answers, env_ret = 0, await env.reset()
+        while time.perf_counter() < end:
+            await client.act(env_ret)
+            answers += 1
+        return answers
+
+    start = time.perf_counter()
+    counts = await asyncio.gather(*map(ask, envs, clients))
+    elapsed = time.perf_counter() - start
+    await asyncio.gather(*(client.close() for client in clients))
+    return {"per_s": sum(counts) / elapsed}
+
+
+async def probe(job: Answer) -> Answer:
+    """Asks for the health again and again; without `seconds`, until it is SERVING."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    async with grpc.aio.insecure_channel(job["address"]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+        stamps, end = [], time.perf_counter() + job.get("seconds", 120)
+        while time.perf_counter() < end:
+            start = time.perf_counter_ns()
+            answer = await stub.Check(health_pb2.HealthCheckRequest())
+            stamps.append(time.perf_counter_ns() - start)
+            if "seconds" not in job and answer.status == health_pb2.HealthCheckResponse.SERVING:
+                break
+            await asyncio.sleep(0.002)
+        return {**percentiles(stamps), "max_ms": max(stamps) / 1e6}
+
+
 async def in_process(job: Answer) -> Answer:
     """The same env and network in one loop, nothing between them."""
     import torch
@@ -125,6 +165,8 @@ JOBS: dict[str, Callable[[Answer], Awaitable[Answer]]] = {
     "act": act,
     "loop": loop,
     "in_process": in_process,
+    "sessions": sessions,
+    "probe": probe,
 }
 
 

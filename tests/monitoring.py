@@ -1,4 +1,4 @@
-"""What deploy/ asks Prometheus for: the expressions of alerts and panels, and the series they name."""
+"""What deploy/ asks Prometheus for: the expressions of alerts, panels and autoscalers, and the series they name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 MONITORING = Path(__file__).resolve().parents[1] / "deploy" / "monitoring"
+ADAPTER = MONITORING.parent / "kubernetes" / "components" / "autoscaling" / "adapter.yaml"
 DASHBOARD = MONITORING / "grafana" / "dashboards" / "rlightning.json"
 # Those that Prometheus itself makes: of its targets, and of its alerts.
 OF_PROMETHEUS = {"up", "ALERTS"}
@@ -38,6 +39,15 @@ def expressions() -> Iterator[tuple[str, str]]:
     for panel in panels():
         for target in panel.get("targets", ()):
             yield f"panel {panel['title']}", target["expr"]
+    for metric in scaling():
+        yield f"autoscaler {metric['name']['as']}", metric["seriesQuery"]
+        yield f"autoscaler {metric['name']['as']}", metric["metricsQuery"]
+
+
+def scaling() -> list[dict[str, Any]]:
+    """Returns the metrics that autoscalers go by."""
+    rules = yaml.safe_load(ADAPTER.read_text())["rules"]
+    return [*rules["custom"], *rules["external"]]
 
 
 def selectors(expression: str) -> list[tuple[str, dict[str, str]]]:

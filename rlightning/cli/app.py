@@ -11,9 +11,11 @@ import typer
 
 from rlightning.cli import config as config_commands
 from rlightning.cli.options import (
+    DASHBOARD_ADDRESS,
     Ca,
     Cert,
     Configs,
+    DashboardCommand,
     Debug,
     Key,
     MoreConfigs,
@@ -21,10 +23,12 @@ from rlightning.cli.options import (
     Overrides,
     Quiet,
     RestartWindow,
+    ShowDashboard,
     Token,
     TokenFile,
     client_auth,
     key_values,
+    read_config,
     read_run_config,
 )
 from rlightning.cluster.guard import EXIT_FAILED, one_line_errors
@@ -44,6 +48,14 @@ class Launcher(str, Enum):
 
     LOCAL = "local"
     IN_PROCESS = "in-process"
+    RAY = "ray"
+
+
+class ServeLauncher(str, Enum):
+    """Where services run."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,36 +78,46 @@ def common(
     """Options that come before the command."""
 
 
-@app.command()
+@app.command(cls=DashboardCommand)
 def serve(
     configs: Configs = None,
     config: MoreConfigs = None,
     overrides: Overrides = None,
+    launcher: Annotated[
+        ServeLauncher, typer.Option(help="As local processes, or on a running Ray cluster.")
+    ] = ServeLauncher.LOCAL,
     name: Name = None,
     restart_window: RestartWindow = None,
+    dashboard: ShowDashboard = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Start the services of a config as local processes until Ctrl-C."""
+    """Start the services of a config until Ctrl-C."""
     with one_line_errors(debug=debug):
         from rlightning.cluster.serve import serve as run_services
 
         effective = read_run_config(
             configs, config, overrides, name=name, restart_window_s=restart_window
         )
-        run_services(effective, quiet=quiet)
+        run_services(
+            effective, on_ray=launcher is ServeLauncher.RAY, quiet=quiet, dashboard=dashboard
+        )
 
 
-@app.command()
+@app.command(cls=DashboardCommand)
 def train(
     configs: Configs = None,
     config: MoreConfigs = None,
     overrides: Overrides = None,
     launcher: Annotated[
-        Launcher, typer.Option(help="Services as local processes, or everything in this one.")
+        Launcher,
+        typer.Option(
+            help="Services as local processes, on a running Ray cluster, or everything in this one."
+        ),
     ] = Launcher.LOCAL,
     name: Name = None,
     restart_window: RestartWindow = None,
+    dashboard: ShowDashboard = None,
     resume: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -156,12 +178,31 @@ def train(
         reached = run_training(
             effective,
             in_process=launcher is Launcher.IN_PROCESS,
+            on_ray=launcher is Launcher.RAY,
             quiet=quiet,
             as_json=as_json,
             resume=before,
+            dashboard=dashboard,
             note=note,
         )
     raise typer.Exit(0 if reached else EXIT_FAILED)
+
+
+@app.command()
+def dashboard(
+    configs: Configs = None,
+    config: MoreConfigs = None,
+    overrides: Overrides = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to serve the page.")
+    ] = DASHBOARD_ADDRESS,
+    debug: Debug = False,
+) -> None:
+    """Serve a page that shows running services, wherever a config says they are, until Ctrl-C."""
+    with one_line_errors(debug=debug):
+        from rlightning.cluster.dashboard.watch import watch
+
+        watch(read_config(configs, config, overrides), listen)
 
 
 class Kept(str, Enum):
@@ -362,6 +403,9 @@ def attach(
             help="Send pictures as png, jpeg or none, such as wrist=jpeg:80@320x240; repeatable.",
         ),
     ] = None,
+    policy: Annotated[
+        str, typer.Option(help="Name of the policy that shall act, of those of the policy server.")
+    ] = "default",
     token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -385,6 +429,7 @@ def attach(
             spool_steps=spool_steps,
             spool_mb=spool_mb,
             cameras=key_values(camera, "--camera"),
+            policy=policy,
             auth=auth,
         )
 

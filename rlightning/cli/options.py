@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from rlightning.utils.config import ClientAuthConfig, MainConfig
+
+DASHBOARD_ADDRESS = "127.0.0.1:50050"
 
 Configs = Annotated[
     Optional[list[Path]],  # noqa: UP045 - typer evaluates it, also on 3.10
@@ -35,6 +40,14 @@ RestartWindow = Annotated[
         help="Seconds to wait for a service that died to be started again; 0 ends the run at once.",
     ),
 ]
+ShowDashboard = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--dashboard",
+        metavar="[HOST:PORT]",
+        help=f"Serve a page that shows how it goes; without a value at {DASHBOARD_ADDRESS}.",
+    ),
+]
 Ca = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--ca", "--ca-file", help="Certificate authority of a TLS listener."),
@@ -57,6 +70,24 @@ TokenFile = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug lines.")]
+
+
+class DashboardCommand(TyperCommand):
+    """A command whose `--dashboard` may stand without a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Fills in the default address where no address follows."""
+        return super().parse_args(ctx, with_dashboard_address(args))
+
+
+def with_dashboard_address(args: Sequence[str]) -> list[str]:
+    """Returns arguments in which `--dashboard` has a value: the next word, if it is an address."""
+    filled: list[str] = []
+    for word, following in zip_longest(args, args[1:], fillvalue=""):
+        filled.append(word)
+        if word == "--dashboard" and not (":" in following or following.isdecimal()):
+            filled.append(DASHBOARD_ADDRESS)
+    return filled
 
 
 def read_config(

@@ -43,7 +43,7 @@ def attach(
         name: Who this is, unique among the clients of the server.
         num_envs: Rows that are stepped together.
         auth: Token and certificates.
-        **options: Of `RemoteEnvClient`: `control_hz` and what belongs to it, `cameras`.
+        **options: Of `RemoteEnvClient`: `policy`, `cameras`, `control_hz` and what belongs to it.
 
     Raises:
         ConfigError: There is no such env, or an argument is not valid.

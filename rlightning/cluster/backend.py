@@ -64,4 +64,4 @@ class Backend(ReplaySource, Protocol):
 
 def batch_size(config: MainConfig) -> int | None:
     """Returns how many transitions to ask a buffer for; None for whole rollouts."""
-    return None if config.buffer.type == "RolloutBuffer" else config.train.batch_size
+    return None if config.sampled.type == "RolloutBuffer" else config.train.batch_size

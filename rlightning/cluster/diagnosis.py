@@ -104,7 +104,7 @@ def _cameras(diagnosis: Diagnosis) -> list[RenderableType]:
     if len(encodings) > 1:
         lines.append(Text("png and jpeg as measured on a test picture; yours may be smaller"))
     else:
-        lines.append(Text("encoded pictures: pip install pillow, and run this again"))
+        lines.append(Text("png and jpeg: pip install 'rlightning[robot]', and run this again"))
     return lines
 
 

@@ -24,7 +24,7 @@ from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import label_of
 from rlightning.cluster.progress import duration
 from rlightning.cluster.sight import Sight, sight_of_config
-from rlightning.cluster.snapshot import ROLES, Role, Target, targets_of
+from rlightning.cluster.snapshot import ROLES, Role, Target, replicas_of, targets_of
 from rlightning.env.remote_client import EnvClient, EnvStatus
 from rlightning.errors import (
     ConfigError,
@@ -108,7 +108,7 @@ class _Examination:
     async def run(self) -> Diagnosis:
         self._findings += look_at_config(self._config)
         self._findings += look_at_machine(self._config)
-        named = {target.name.partition("-")[0] for target in self._sight.targets}
+        named = {target.section for target in self._sight.targets}
         for role in ("policy", "buffer", "env"):
             if role not in named:
                 self._note(
@@ -116,8 +116,9 @@ class _Examination:
                     fix="rlightning serve or train starts it; or set "
                     f"services.{role}.address where it runs elsewhere",
                 )
-        for target in self._sight.targets:  # one by one: each has the machine for itself
-            await self._examine(target)
+        for target in self._sight.targets:
+            for replica in await replicas_of(target, timeout_s=_TIMEOUT_S):
+                await self._examine(replica)  # one by one: each has the machine for itself
         for name, env in self._envs.items():
             self._findings += look_at_envs(name, env, self._config, list(self._policies.values()))
         link = next((link for name, link in self._links.items() if name in self._envs), None)
@@ -136,7 +137,7 @@ class _Examination:
                 self._findings.append(await unreachable(target, where, error))
                 return
             role = next((ROLES[name] for name in statuses if name in ROLES), None)
-            wanted = target.name.partition("-")[0]
+            wanted = target.section
             if role != wanted:
                 found = "no service of this library" if role is None else f"the {label_of(role)}"
                 fix = f"correct services.{wanted}.address"
@@ -193,9 +194,12 @@ class _Examination:
 
 async def unreachable(target: Target, where: str, error: RemoteError) -> Finding:
     """Returns why a service does not answer, as far as its port tells."""
-    role = target.name.partition("-")[0]
+    role = target.section
     address, message = target.address, str(error)
-    start = f"is it running? rlightning serve CONFIG starts it, or python -m services.{role}_server"
+    start = (
+        "is it running? rlightning serve CONFIG starts it, or python -m "
+        f"rlightning.services.{role}_server"
+    )
     fix = start
     if address.startswith(("unix:", "unix-abstract:")):
         return Finding("error", "reach", where, message, fix)
@@ -278,8 +282,13 @@ def look_at_link(where: str, link: Link) -> Iterator[Finding]:
         "link",
         where,
         f"round trip {duration(link.rtt_s)} (least {duration(link.rtt_min_s)}), jitter "
-        f"{duration(link.jitter_s)}, {link.up_mbit_s:.3g} Mbit/s up, {link.down_mbit_s:.3g} down",
+        f"{duration(link.jitter_s)}, {_rate(link.up_mbit_s)} Mbit/s up, {_rate(link.down_mbit_s)} "
+        "down",
     )
+
+
+def _rate(mbit_s: float) -> str:
+    return f"{mbit_s:,.0f}" if mbit_s >= 100 else f"{mbit_s:.3g}"
 
 
 def _clock(where: str, clocks: Clocks | None) -> Iterator[Finding]:

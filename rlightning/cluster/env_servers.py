@@ -46,7 +46,7 @@ class EnvServers:
         self._report = report
         self._servers: dict[str, _Server] = {}
         self._gone: list[_Server] = []
-        self._found = -_FIND_EVERY_S
+        self._found = 0.0
         self._met = 0
         self._held: bool | None = None
         self._looking = asyncio.Lock()
@@ -149,7 +149,7 @@ class EnvServers:
 
     async def _find(self, timeout_s: float) -> None:
         """Takes note of who has come and who has gone."""
-        if time.monotonic() - self._found < _FIND_EVERY_S:
+        if self._servers and time.monotonic() - self._found < _FIND_EVERY_S:
             return
         self._found = time.monotonic()
         address = self._service.dial_address
@@ -185,11 +185,8 @@ class EnvServers:
                 self._episodes.extend(status.episodes)
                 self._traces.extend(status.traces)
             server.error = None
-            if server.known and self._held is not None:
-                if self._held and status.actor_running:
-                    await server.hold(True, timeout_s)
-                elif server.held and not self._held:
-                    await server.hold(False, timeout_s)
+            if self._held is not None and status.actor_running is self._held:
+                await server.hold(self._held, timeout_s)  # it was away when the others were told
         except _AWAY as error:
             server.error = error
 
@@ -234,7 +231,6 @@ class _Server:
         self.trace_cursor = 0
         self.error: RemoteError | None = None
         self.asking: asyncio.Task[None] | None = None
-        self.held = False
         self.told = False
         self.last: EnvStatus = _NOTHING
         self._steps = 0
@@ -264,7 +260,7 @@ class _Server:
 
     def follow(self, other: _Server) -> None:
         """Goes on as the one that was known under another address."""
-        self.number, self.held = other.number, other.held
+        self.number = other.number
         self.cursor, self.trace_cursor = other.cursor, other.trace_cursor
         self._steps, self._steps_before = other._steps, other._steps_before
         self.last = other.last
@@ -289,7 +285,6 @@ class _Server:
 
     async def hold(self, wanted: bool, timeout_s: float) -> None:
         await self.client.control("pause" if wanted else "start", timeout_s=timeout_s)
-        self.held = wanted
 
     async def close(self) -> None:
         if self.asking is not None:

@@ -53,7 +53,7 @@ def follow_rank_0(ranks: Ranks) -> None:
             algorithm,
             share,
             ranks,
-            replays=config.buffer.type == "ReplayBuffer",
+            replays=config.sampled.type == "ReplayBuffer",
             max_staleness=config.learner.max_staleness,
         )
 
@@ -112,7 +112,11 @@ class _Share:
         with contextlib.suppress(InvalidRequestError, UnavailableError, DeadlineExceededError):
             self._loop.run(
                 self._buffer.update_priorities(
-                    indices, priorities, columns["sample_generation"], timeout_s=_CONNECT_S
+                    indices,
+                    priorities,
+                    columns["sample_generation"],
+                    self._config.learner.table,
+                    timeout_s=_CONNECT_S,
                 )
             )
 

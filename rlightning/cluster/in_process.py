@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import gymnasium as gym
 from typing_extensions import Self
 
 from rlightning.actor import ActorControl, ActorStats, run_actor
 from rlightning.buffer.local_buffer import LocalBuffer, LocalWriter
+from rlightning.chunks import ChunkedActions
 from rlightning.cluster.backend import ClusterState, batch_size
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup, host_envs
@@ -70,7 +72,7 @@ class InProcessBackend:
 
     async def _open(self) -> None:
         # Not before now: these load torch.
-        from rlightning.policy import LocalPolicy, PolicyHost
+        from rlightning.policy import LocalPolicy, PolicyHosts
 
         config = self._config
         hosted = [env for env in config.env if env.num_workers and env.driver == "actor"]
@@ -80,8 +82,8 @@ class InProcessBackend:
             )
         self._control = ActorControl()
         self._buffer = LocalBuffer(config.buffer)
-        self._host = PolicyHost(config.policy, lockstep=config.train.lockstep)
-        await self._host.start()
+        self._hosts = PolicyHosts(config.policy, lockstep=config.train.lockstep)
+        await self._hosts.start()
         self._groups = await host_envs(
             hosted,
             pipeline_depth=config.services.env.pipeline_depth,
@@ -89,7 +91,7 @@ class InProcessBackend:
             log=self._log,
         )
         for group in self._groups:
-            policy = LocalPolicy(self._host, group.meta)
+            policy = LocalPolicy(self._hosts.get(group.config.policy), group.meta)
             stats = ActorStats(latency=self._latency)
             writer = self._buffer.writer(group.meta)
             self._writers.append(writer)
@@ -99,11 +101,18 @@ class InProcessBackend:
                 self._actors.append(asyncio.create_task(self._act(actor)))
 
     async def _act(self, actor: _Actor) -> None:
-        await self._host.ready()
+        await self._hosts.get(actor.group.config.policy).ready()
         await actor.policy.start()
-        await run_actor(
-            actor.group, actor.policy, actor.writer, control=self._control, stats=actor.stats
-        )
+        chunks = self._chunks_of(actor)
+        await run_actor(actor.group, chunks, chunks, control=self._control, stats=actor.stats)
+        await chunks.finish()
+
+    def _chunks_of(self, actor: _Actor) -> ChunkedActions:
+        space = actor.group.meta.action_space
+        assert isinstance(space, gym.Space)
+        # What comes when must not matter in lockstep.
+        ahead = 0 if self._config.train.lockstep else self._config.services.env.chunk_ahead
+        return ChunkedActions(actor.policy, actor.writer, space, ahead=ahead)
 
     async def _close(self) -> None:
         self._control.stop()
@@ -117,7 +126,7 @@ class InProcessBackend:
             await group.close()
         for writer in self._writers:
             writer.close()
-        await self._host.close()
+        await self._hosts.close()
 
     @property
     def config(self) -> MainConfig:
@@ -140,7 +149,7 @@ class InProcessBackend:
         """Lets the policy act with new weights; returns when it does."""
         from rlightning.policy.weight_store import Weights
 
-        self._loop.run(self._host.publish(Weights.of(version, weights)))
+        self._loop.run(self._hosts.default.publish(Weights.of(version, weights)))
 
     def hold(self, wanted: bool) -> None:
         """Pauses the actors, or lets them go on."""
@@ -159,20 +168,22 @@ class InProcessBackend:
 
     async def _collect(self, begin: int) -> None:
         self._buffer.ack()
-        await self._host.ready()
+        await self._hosts.default.ready()
         config, started = self._config, self.env_steps() > 0
-        for index, (group, policy, writer, stats) in enumerate(self._in_turn):
+        for index, actor in enumerate(self._in_turn):
             if not started:
-                await policy.start()
+                await actor.policy.start()
+            chunks = self._chunks_of(actor)
             await run_actor(
-                Round(group, index, begin, config.train.seed),
-                policy,
-                writer,
+                Round(actor.group, index, begin, config.train.seed),
+                chunks,
+                chunks,
                 control=self._control,
-                stats=stats,
+                stats=actor.stats,
                 max_steps=config.buffer.rollout_length,
                 new_segment=True,
             )
+            await chunks.finish()
         if config.buffer.type == "ReplayBuffer":
             for group in self._groups:
                 self._buffer.table.truncate(group.env_id)
@@ -192,7 +203,7 @@ class InProcessBackend:
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""
-        return self._host.version
+        return self._hosts.default.version
 
     def env_steps(self) -> int:
         """Returns the env steps taken in this run; every row counts."""
@@ -205,7 +216,7 @@ class InProcessBackend:
     async def _observe(self) -> ClusterState:
         episodes = self._log.since(self._cursor) if self._cursor < self._log.cursor else []
         self._cursor = self._log.cursor
-        parts = {"env.": self._latency, "policy.": self._host.batcher.stats.latency}
+        parts = {"env.": self._latency, "policy.": self._hosts.default.batcher.stats.latency}
         latencies = {
             f"{prefix}{name}": summary
             for prefix, latency in parts.items()
@@ -214,7 +225,7 @@ class InProcessBackend:
         return ClusterState(
             env_steps=self.env_steps(),
             episodes=episodes,
-            policy_version=self._host.version,
+            policy_version=self._hosts.default.version,
             latencies=latencies,
         )
 

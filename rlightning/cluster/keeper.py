@@ -48,7 +48,7 @@ class Keeper:
         )
         self._resumed = [] if resumed is None else [resumed]
         self._saved = -1  # updates up to the last checkpoint
-        self._replays = config.buffer.type == "ReplayBuffer"
+        self._replays = config.sampled.type == "ReplayBuffer"
         self._backend = backend
         self._monitor = monitor
         self._algorithm = algorithm

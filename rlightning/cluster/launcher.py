@@ -46,7 +46,8 @@ class LocalLauncher:
         self.config = config.model_copy(deep=True)
         self.failed = threading.Event()
         self._shards = _shards_of(self.config)
-        self.sections = ("policy", *(self._shards or ("buffer",)), "env")
+        self._replicas = _replicas_of(self.config)
+        self.sections = (*(self._replicas or ("policy",)), *(self._shards or ("buffer",)), "env")
         self._run = run
         self._report = report
         self._failure: ClusterError | None = None
@@ -113,8 +114,8 @@ class LocalLauncher:
 
     @property
     def waiting(self) -> bool:
-        """Whether a service is away and waited for."""
-        return bool(self._away)
+        """Whether a service is away and waited for: no replica does its work."""
+        return any(not self._is_spared(section) for section in tuple(self._away))
 
     def processes(self) -> Iterator[ServiceProcess]:
         """Yields the services that run as children of this process."""
@@ -150,6 +151,8 @@ class LocalLauncher:
         service: ServiceConfig
         if section in self._shards:
             service = self._shards[section]
+        elif section in self._replicas:
+            service = self._replicas[section]
         else:
             service = getattr(self.config.services, section)
         return service
@@ -174,6 +177,10 @@ class LocalLauncher:
             ):
                 listener.address = address
             self._tell_listeners(section)
+        if self._replicas and ours:
+            self.config.services.policy.addresses = [
+                replica.dial_address for replica in self._replicas.values()
+            ]
         if self._shards and ours:
             self.config.buffer.storage.addresses = [
                 shard.dial_address for shard in self._shards.values()
@@ -181,19 +188,27 @@ class LocalLauncher:
         self._run.save_config(self.config)
 
     def _tell_listeners(self, section: str) -> Sequence[str]:
-        """Writes a shard's own listeners and folder to a file; returns the options that name it."""
-        if section not in self._shards:
+        """Writes what is one server's own to a file; returns the options that name it.
+
+        Of a shard these are listeners and folder, of a replica listeners and metrics.
+        """
+        if section not in {*self._shards, *self._replicas}:
             return ()
-        listen = [one.to_dict() for one in self._shards[section].listen]
         file = self._run.config_file.with_name(f"{section}.yaml")
-        own: dict[str, Any] = {"services": {"buffer": {"listen": listen}}}
-        if self.config.buffer.data_dir is not None:
+        write_atomically(file, self._own_config(section).to_yaml(), mode=0o600)
+        return ("--config", str(file))
+
+    def _own_config(self, section: str) -> Config:
+        """Returns what the config of a shard or a replica has that those of others have not."""
+        service, role = self._service(section), section.partition("-")[0]
+        listen = [one.to_dict() for one in service.listen]
+        own: dict[str, Any] = {"services": {role: {"listen": listen, "metrics": service.metrics}}}
+        if role == "buffer" and self.config.buffer.data_dir is not None:
             own["buffer"] = {"data_dir": str(Path(self.config.buffer.data_dir) / section)}
             names = self.config.buffer.restore.split(",")
             if len(names) == len(self._shards):  # each has a checkpoint of its own
                 own["buffer"]["restore"] = names[list(self._shards).index(section)]
-        write_atomically(file, Config.from_dict(own).to_yaml(), mode=0o600)
-        return ("--config", str(file))
+        return Config.from_dict(own)
 
     def _tell_of_absent(self) -> None:
         """Says which services are waited for that others have to start."""
@@ -207,7 +222,7 @@ class LocalLauncher:
 
     def _is_up(self, section: str) -> bool:
         # One that waits for its first weights is SERVING once a learner has given it some.
-        waits = section == "policy" and self.config.policy.initial_weights == "none"
+        waits = section.startswith("policy") and self.config.policy.initial_weights == "none"
         return self.probe(section, health.LIVENESS if waits else health.OVERALL)
 
     def _wait_serving(self, deadline: float) -> None:
@@ -256,17 +271,18 @@ class LocalLauncher:
                 process.wait()
                 if self._stopping.is_set():
                     return
+                self._away.add(section)
                 loss, window_s = self._report_death(process), self._window_s
                 process = None  # who comes in its place is not our child
             else:
                 if not self._lost_contact(section):
                     return
+                self._away.add(section)
                 loss = f"the {label} at {self.address(section)} does not answer"
                 window_s = max(self._window_s, self._service(section).rpc.resume_window_s)
                 self._report(f"{loss}; waiting up to {window_s:g} s for it")
             lost_at = time.monotonic()
-            self._away.add(section)
-            back = self._comes_back(section, lost_at + window_s)
+            back = self._comes_back(section, window_s)
             self._away.discard(section)
             if not back:
                 if not self._stopping.is_set():
@@ -282,17 +298,30 @@ class LocalLauncher:
         self._report(f"{loss}; last lines of {process.log}:")
         for line in process.tail():
             self._report(f"  | {line}")
-        if self._window_s > 0:
+        if self._is_spared(process.section):
+            self._report("the other replicas go on; start it again with:")
+            self._report(f"  {process.command}")
+        elif self._window_s > 0:
             self._report(f"waiting up to {self._window_s:g} s; start it again with:")
             self._report(f"  {process.command}")
         return written_reason(process) or loss
 
-    def _comes_back(self, section: str, deadline: float) -> bool:
-        while time.monotonic() < deadline and not self._stopping.is_set():
+    def _comes_back(self, section: str, window_s: float) -> bool:
+        deadline = time.monotonic() + window_s
+        while not self._stopping.is_set():
+            if self._is_spared(section):
+                deadline = time.monotonic() + window_s
+            elif time.monotonic() >= deadline:
+                return False
             if self._is_up(section):
                 return True
             self._stopping.wait(0.2)
         return False
+
+    def _is_spared(self, section: str) -> bool:
+        """Whether another replica does the work of one that is away."""
+        others = self._replicas.keys() - {section}
+        return section in self._replicas and not others <= self._away
 
     def _lost_contact(self, section: str) -> bool:
         """Probes until several probes in a row fail; False when the run ends first."""
@@ -318,6 +347,35 @@ class LocalLauncher:
             process.kill()
 
 
+def _replicas_of(config: MainConfig) -> dict[str, ServiceConfig]:
+    """Returns the policy servers by name; {} if there is one.
+
+    Those with an address run elsewhere; others listen, and show metrics, like `services.policy`,
+    each on a port of its own: the next one after that of the one before, or any.
+    """
+    policy = config.services.policy
+    number = len(policy.addresses) or policy.replicas
+    if number < 2 or policy.address is not None:
+        return {}
+    replicas: dict[str, ServiceConfig] = {}
+    for index in range(number):
+        replica = policy.model_copy(deep=True, update={"addresses": []})
+        if policy.addresses:
+            replica.address = policy.addresses[index]
+        for listener in replica.listen:
+            listener.address = _next_port(listener.address, index)
+        if replica.metrics is not None:
+            replica.metrics = _next_port(replica.metrics, index)
+        replicas[f"policy-{index}"] = replica
+    return replicas
+
+
+def _next_port(address: str, steps: int) -> str:
+    """Returns an address some ports on; one that lets the system choose, or names none, as is."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + steps}" if port.isdecimal() and int(port) else address
+
+
 def _shards_of(config: MainConfig) -> dict[str, ServiceConfig]:
     """Returns the buffer servers of sharded storage by name; {} if it is not sharded.
 
@@ -341,9 +399,9 @@ def _shards_of(config: MainConfig) -> dict[str, ServiceConfig]:
         if storage.addresses:
             shard.address = storage.addresses[index]
         for listener in shard.listen:
-            host, _, port = listener.address.rpartition(":")
-            if port.isdecimal() and int(port):
-                listener.address = f"{host}:{int(port) + index}"
+            listener.address = _next_port(listener.address, index)
+        if shard.metrics is not None:
+            shard.metrics = _next_port(shard.metrics, index)
     return shards
 
 

@@ -15,19 +15,26 @@ from rlightning.buffer.remote_buffer import BufferStatus
 from rlightning.cluster.guard import add_import_paths
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.prepare import own_state, prepare
-from rlightning.cluster.remote import buffer_clients, dial, sample_client
+from rlightning.cluster.remote import (
+    buffer_clients,
+    dial,
+    dial_options,
+    policy_fleet,
+    sample_client,
+)
 from rlightning.cluster.runs import Run, this_command
 from rlightning.env.episodes import EpisodeRecord
 from rlightning.env.remote_client import EnvClient, EnvStatus
 from rlightning.errors import DeadlineExceededError
-from rlightning.policy import PolicyClient, PolicyDescription, WeightPublisher
+from rlightning.policy import PolicyClient, PolicyDescription
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
-from rlightning.utils.config import MainConfig, load_config
+from rlightning.utils.config import DEFAULT_POLICY, MainConfig, load_config
 from rlightning.wire import Batch
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.5
+_DESCRIBE_S = 30.0
 
 
 class LocalCluster:
@@ -162,14 +169,15 @@ class ClusterPolicy(_Part):
 
     async def _connect(self) -> None:
         self._service = self._launcher.config.services.policy
-        self._client = PolicyClient(**dial(self._service))
-        self._publisher = WeightPublisher(self._client)
-        self._publisher.start()
+        self._fleet = policy_fleet(self._launcher.config)
+        await self._fleet.start()
+        self._fleets = {DEFAULT_POLICY: self._fleet}
         self._actors: dict[tuple[str, int], PolicyClient] = {}
 
     async def _close(self) -> None:
-        await self._publisher.close()
-        for client in (self._client, *self._actors.values()):
+        for fleet in self._fleets.values():
+            await fleet.close()
+        for client in self._actors.values():
             await client.close()
 
     @property
@@ -178,22 +186,30 @@ class ClusterPolicy(_Part):
         return self.describe().policy_version
 
     def describe(self) -> PolicyDescription:
-        """Returns what the server is doing."""
-        return self._loop.run(self._client.describe())
+        """Returns what the server is doing; of replicas, the one with the newest weights."""
+        replicas = self._loop.run(self._fleet.describe(timeout_s=_DESCRIBE_S))
+        return max(replicas.values(), key=lambda replica: replica.policy_version)
 
-    def publish(self, version: int, weights: bytes) -> None:
+    def publish(self, version: int, weights: bytes, *, policy: str = DEFAULT_POLICY) -> None:
         """Lets the policy act with new weights; returns when it does.
 
-        Should the server come back without them, they are published again.
+        All replicas get them. Should one come back without them, they are published again.
 
         Args:
             version: Above every version before.
             weights: A safetensors file, as `rlightning.policy.weights.dump_weights` makes it.
+            policy: Whose they are: `default`, or one of `policy.named`.
 
         Raises:
             RemoteError: The server refused them, such as for a name or a shape.
         """
-        self._loop.run(self._publisher.publish(version, weights))
+        self._loop.run(self._publish(version, weights, policy))
+
+    async def _publish(self, version: int, weights: bytes, policy: str) -> None:
+        if policy not in self._fleets:
+            self._fleets[policy] = fleet = policy_fleet(self._launcher.config, policy=policy)
+            await fleet.start()
+        await self._fleets[policy].publish(version, weights)
 
     def pull(self) -> tuple[int, bytes]:
         """Returns version and safetensors bytes of the weights in use.
@@ -201,7 +217,7 @@ class ClusterPolicy(_Part):
         Raises:
             NotFoundError: None were ever published.
         """
-        return self._loop.run(self._client.pull_weights())
+        return self._loop.run(next(iter(self._fleet.clients.values())).pull_weights())
 
     def act(self, env_ret: EnvRet, spec: EnvMeta, *, mode: Mode = Mode.EXPLOIT) -> PolicyResponse:
         """Returns the policy's answer to observations of an env of your own.
@@ -219,7 +235,8 @@ class ClusterPolicy(_Part):
     async def _act(self, env_ret: EnvRet, spec: EnvMeta, mode: Mode) -> PolicyResponse:
         key = (spec.env_id or "", spec.num_envs or 1)
         if key not in self._actors:
-            client = PolicyClient(**dial(self._service), spec=spec)
+            addresses = self._service.dial_addresses
+            client = PolicyClient(addresses, spec=spec, **dial_options(self._service))
             await client.start()
             self._actors[key] = client
         return await self._actors[key].act(env_ret, mode=mode, purpose=Purpose.EVAL)

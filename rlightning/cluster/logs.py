@@ -1,17 +1,44 @@
-"""Log lines on stderr: for people, or one JSON object per line."""
+"""Log lines on stderr, one per event: for people, or as JSON objects."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import stat
 import sys
 from datetime import datetime, timezone
+from typing import Literal, TextIO
+
+from rlightning.utils.log_fields import log_fields
+
+LogFormat = Literal["auto", "human", "json"]
 
 HUMAN_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 
 
+class HumanFormatter(logging.Formatter):
+    """Time, level, logger and message; of the fields only the trace, if there is one.
+
+    Messages name their session and env already.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(HUMAN_FORMAT, datefmt="%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Returns the line of a record, without its exception."""
+        text = super().formatMessage(record)
+        trace_id = log_fields(record).get("trace_id")
+        return text if trace_id is None else f"{text} [trace {trace_id}]"
+
+
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ts, level, service, logger, message, and the exception if any."""
+    """One JSON object per line.
+
+    It has ts, level, service, logger, message; then the fields that there are, such as method,
+    session_id, client_id, epoch, env_id, seq and trace_id; and the exception if any.
+    """
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -26,14 +53,45 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        line |= {name: value for name, value in log_fields(record).items() if name not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        return json.dumps(line, default=str)
 
 
-def configure_logging(level: str, *, service: str, as_json: bool = False) -> None:
-    """Sends the log lines of this process to stderr; replaces what was configured before."""
+def configure_logging(level: str, *, service: str, log_format: LogFormat = "auto") -> None:
+    """Sends the log lines of this process to stderr; replaces what was configured before.
+
+    Args:
+        level: Least important lines to write.
+        service: Name of the service in JSON.
+        log_format: `auto` writes for people on a terminal and into a file, such as those of a run,
+            and JSON into a pipe, at whose end a program reads: the engine of a container, say.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    human = logging.Formatter(HUMAN_FORMAT, datefmt="%H:%M:%S")
-    handler.setFormatter(JsonFormatter(service) if as_json else human)
+    human = log_format == "human" or (log_format == "auto" and _for_people(sys.stderr))
+    handler.setFormatter(HumanFormatter() if human else JsonFormatter(service))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def readable(line: str) -> str:
+    """Returns a log line as people read it, whichever way it was written."""
+    if not line.startswith("{"):
+        return line
+    try:
+        told = json.loads(line)
+        written = datetime.fromisoformat(told["ts"])
+        text = (
+            f"{written:%H:%M:%S}.{written.microsecond // 1000:03d} {told['level']:7} "
+            f"{told['logger']}: {told['message']}"
+        )
+    except (ValueError, LookupError, TypeError):
+        return line
+    return text
+
+
+def _for_people(stream: TextIO) -> bool:
+    try:
+        return stream.isatty() or stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False

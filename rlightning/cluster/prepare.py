@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from rlightning.buffer.routing import tables_of
 from rlightning.cluster.guard import require_policy_server
+from rlightning.env.hosting import group_name
 from rlightning.env.utils.backends import backend_class
 from rlightning.errors import ConfigError
-from rlightning.utils.config import ALGORITHMS, MainConfig
+from rlightning.utils.config import ALGORITHMS, DEFAULT_POLICY, MainConfig
 
 
 def prepare(config: MainConfig) -> MainConfig:
@@ -39,14 +41,18 @@ def prepare(config: MainConfig) -> MainConfig:
         # A class of the user's own is for the env server to import.
         if config.services.env.address is None and ":" not in env.backend:
             backend_class(env.backend)
-    if config.services.policy.address is None:
+    if config.services.policy.address is None and not config.services.policy.addresses:
         require_policy_server()
+        _check_policies(config)
     prepared = config.model_copy(deep=True)
     seeds = np.random.SeedSequence(config.train.seed).generate_state(1 + len(config.env))
     # Simulators and torch take what fits a signed 32-bit integer.
     policy_seed, *env_seeds = (int(seed) >> 1 for seed in seeds)
     if prepared.policy.seed is None:
         prepared.policy.seed = policy_seed
+    for named in prepared.policy.named.values():
+        if named.seed is None:
+            named.seed = prepared.policy.seed
     for env, seed in zip(prepared.env, env_seeds, strict=True):
         if env.seed is None:
             env.seed = seed
@@ -59,14 +65,33 @@ def prepare(config: MainConfig) -> MainConfig:
     return prepared
 
 
+def _check_policies(config: MainConfig) -> None:
+    policies = config.policy.by_name()
+    for index, env in enumerate(config.env):
+        if env.policy not in policies:
+            raise ConfigError(
+                f"env.{index}.policy: expected one of {', '.join(policies)} (policy.named), got "
+                f"'{env.policy}'"
+            )
+
+
 def check_learner(config: MainConfig) -> None:
     """Checks that algorithm and buffer belong together.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: They do not, or rows of another policy would be learned from.
     """
-    check_default_table(config)
-    algorithm, buffer = config.learner.algorithm, config.buffer
+    check_table(config)
+    for index, env in enumerate(config.env):
+        if env.policy != DEFAULT_POLICY and env.driver == "actor" and env.num_workers:
+            tables = tables_of(config.buffer, f"{group_name(env.name)}-0-0")
+            if config.learner.table in tables:
+                raise ConfigError(
+                    f"env.{index}.policy: rows in which '{env.policy}' acts would be learned from "
+                    "like the learner's own; give them a table of their own in buffer.tables, and "
+                    f"let the envs of table '{config.learner.table}' leave them out"
+                )
+    algorithm, buffer = config.learner.algorithm, config.sampled
     needed = ALGORITHMS.get(algorithm)
     if needed is not None and buffer.type != needed:
         raise ConfigError(
@@ -133,18 +158,15 @@ def check_ranks(config: MainConfig, world_size: int, *, in_process: bool) -> Non
         raise ConfigError("buffer.storage.type: several learners share one buffer server")
 
 
-def check_default_table(config: MainConfig) -> None:
-    """Checks that there is the table which is sampled where no other is named.
+def check_table(config: MainConfig) -> None:
+    """Checks that there is the table which the learner samples.
 
     Raises:
         ConfigError: There are others only.
     """
-    tables = config.buffer.tables
-    if tables and "default" not in tables:
-        raise ConfigError(
-            f"buffer.tables: the learner of a run samples the table 'default', got {list(tables)}; "
-            "call one so, or use `rlightning serve` and a learner that names its tables"
-        )
+    tables, wanted = list(config.buffer.tables) or ["default"], config.learner.table
+    if wanted not in tables:
+        raise ConfigError(f"learner.table: expected one of {', '.join(tables)}, got '{wanted}'")
 
 
 def check_batch_size(config: MainConfig) -> None:
@@ -154,10 +176,11 @@ def check_batch_size(config: MainConfig) -> None:
         ConfigError: It does not.
     """
     service = config.services.env
-    if config.buffer.type != "RolloutBuffer" or service.address is not None or service.min_clients:
+    buffer = config.sampled
+    if buffer.type != "RolloutBuffer" or service.address is not None or service.min_clients:
         return
     acted = [env for env in config.env if env.driver == "actor"]
-    length, envs = config.buffer.rollout_length, sum(e.num_workers * e.num_envs for e in acted)
+    length, envs = buffer.rollout_length, sum(e.num_workers * e.num_envs for e in acted)
     if config.train.batch_size > length * envs:
         raise ConfigError(
             f"train.batch_size: expected at most {length * envs}, the rows of one rollout "

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlightning.cluster.logs import readable
 from rlightning.utils.config.environment import child_environment
 
 # Without these, glibc maps and unmaps every block above 128 KiB, and each message of that size pays
@@ -130,9 +131,9 @@ class ServiceProcess:
         self._announcement.unlink(missing_ok=True)
 
     def tail(self, lines: int = 10) -> list[str]:
-        """Returns the last lines of its log."""
+        """Returns the last lines of its log, as people read them."""
         with self.log.open(encoding="utf-8", errors="replace") as log:
-            return [line.rstrip("\n") for line in deque(log, maxlen=lines)]
+            return [readable(line.rstrip("\n")) for line in deque(log, maxlen=lines)]
 
     def obituary(self) -> str:
         """Returns how it ended, for people; only after its end."""

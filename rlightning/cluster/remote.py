@@ -28,7 +28,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import LatencyStats
-from rlightning.policy import PolicyClient, PolicyDescription, WeightPublisher
+from rlightning.policy import PolicyDescription, PolicyFleet
 from rlightning.policy.publisher import publish_timeout_s
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
@@ -103,17 +103,15 @@ class RemoteBackend:
         self._env = EnvServers(
             services.env, fresh=services.env.address is None, report=self._report
         )
-        self._policy = PolicyClient(**dial(services.policy))
+        self._policy = policy_fleet(self._launcher.config)
+        await self._policy.start()
         self._buffers = buffer_clients(self._launcher.config)
         size = batch_size(self._launcher.config) or 0
         self._samples = sample_client(
             self._launcher.config, batch_size=size, world_size=self._world_size
         )
-        self._publisher = WeightPublisher(self._policy)
-        self._publisher.start()
 
     async def _close(self) -> None:
-        await self._publisher.close()
         clients = (self._samples, *self._buffers, self._policy, self._env)
         await asyncio.gather(*(client.close() for client in clients))
 
@@ -166,7 +164,7 @@ class RemoteBackend:
         if len(self._publishing) > _PUBLISHING_KEPT:
             del self._publishing[next(iter(self._publishing))]
         self._patiently(
-            lambda timeout_s: self._publisher.publish(version, weights, timeout_s=timeout_s),
+            lambda timeout_s: self._policy.publish(version, weights, timeout_s=timeout_s),
             max(_PATIENCE_S, publish_timeout_s(len(weights))),
         )
 
@@ -203,7 +201,8 @@ class RemoteBackend:
                 continue
             rows = indices[mine], priorities[mine], columns["sample_generation"][mine]
             with contextlib.suppress(InvalidRequestError):
-                self._patiently(partial(_update_priorities, buffer, rows))
+                table = self._launcher.config.learner.table
+                self._patiently(partial(_update_priorities, buffer, rows, table))
 
     def snapshot(self, keep: Sequence[str]) -> str | None:
         """Lets the buffer server write a snapshot and returns its name; None if it writes none.
@@ -222,9 +221,8 @@ class RemoteBackend:
 
     def policy_version(self) -> int:
         """Returns the version of the weights in use."""
-        return self._patiently(
-            lambda timeout_s: self._policy.describe(timeout_s=timeout_s)
-        ).policy_version
+        replicas = self._patiently(lambda timeout_s: self._policy.describe(timeout_s=timeout_s))
+        return _newest(replicas)
 
     def env_steps(self) -> int:
         """Returns the env steps taken in this run; every row counts.
@@ -259,23 +257,26 @@ class RemoteBackend:
         return self._loop.run(self._observe())
 
     async def _observe(self) -> ClusterState:
-        policy, _, buffers = await asyncio.gather(
+        replicas, _, buffers = await asyncio.gather(
             self._policy.describe(timeout_s=_LOOK_TIMEOUT_S),
             self._env.look(_LOOK_TIMEOUT_S),
             asyncio.gather(*map(self._stats_of, self._buffers)),
         )
-        self._record_first_uses(policy)
+        for address, replica in replicas.items():
+            self._record_first_uses(address, replica)
         envs = self._env.stats()
         latencies = {
             name: summary
             for env, stats in envs.items()
             for name, summary in find_latencies(stats, f"{env}.")
         }
-        shards = {
-            "buffer." if len(buffers) == 1 else f"buffer-{i}.": stats
-            for i, stats in enumerate(buffers)
+        servers = list(self._policy.clients)
+        policies = {
+            _prefix("policy", servers.index(address), len(servers)): replica.stats
+            for address, replica in replicas.items()
         }
-        for prefix, stats in {"policy.": policy.stats, **shards}.items():
+        shards = {_prefix("buffer", i, len(buffers)): stats for i, stats in enumerate(buffers)}
+        for prefix, stats in {**policies, **shards}.items():
             for name, summary in find_latencies(stats, prefix):
                 if prefix == "policy.":  # whose stages the env servers know from its answers, too
                     for env in envs:
@@ -286,7 +287,7 @@ class RemoteBackend:
         return ClusterState(
             env_steps=self._env.env_steps,
             episodes=episodes,
-            policy_version=policy.policy_version,
+            policy_version=_newest(replicas),
             latencies=latencies,
             traces=traces,
         )
@@ -299,9 +300,9 @@ class RemoteBackend:
                 raise
             return {}  # one of several, which the learner may do without
 
-    def _record_first_uses(self, policy: PolicyDescription) -> None:
-        """Records how long versions took from here to their first use at the policy server."""
-        offset = self._policy.offset
+    def _record_first_uses(self, address: str, policy: PolicyDescription) -> None:
+        """Records how long versions took from here to their first use at a policy server."""
+        offset = self._policy.clients[address].offset
         for use in policy.stats.get("first_uses", ()):
             begun_ns = self._publishing.pop(int(use["version"]), None)
             if begun_ns is not None:
@@ -318,9 +319,28 @@ async def _truncate(buffer: BufferClient, env_ids: Sequence[str], timeout_s: flo
     return await buffer.truncate(env_ids, timeout_s=timeout_s)
 
 
-async def _update_priorities(buffer: BufferClient, rows: Sequence[Any], timeout_s: float) -> int:
+async def _update_priorities(
+    buffer: BufferClient, rows: Sequence[Any], table: str, timeout_s: float
+) -> int:
     indices, priorities, generations = rows
-    return await buffer.update_priorities(indices, priorities, generations, timeout_s=timeout_s)
+    return await buffer.update_priorities(
+        indices, priorities, generations, table, timeout_s=timeout_s
+    )
+
+
+def _newest(replicas: Mapping[str, PolicyDescription]) -> int:
+    return max(replica.policy_version for replica in replicas.values())
+
+
+def _prefix(role: str, index: int, number: int) -> str:
+    """Returns what the names of a server's latencies begin with: with its number, if of several."""
+    return f"{role}." if number == 1 else f"{role}-{index}."
+
+
+def policy_fleet(config: MainConfig, *, policy: str = "") -> PolicyFleet:
+    """Returns what publishes to the policy servers of a config."""
+    service = config.services.policy
+    return PolicyFleet(service.dial_addresses, policy=policy, **dial_options(service))
 
 
 def buffer_clients(config: MainConfig) -> list[BufferClient]:
@@ -340,7 +360,7 @@ def sample_client(
         rank: Which of `world_size` learners will take them, where there is one buffer server.
         world_size: How many learners there are.
     """
-    options = dial_options(config.services.buffer)
+    options = {**dial_options(config.services.buffer), "table": config.learner.table}
     if config.buffer.storage.type == "sharded":
         return ShardedSampleClient(config.buffer, batch_size=batch_size, **options)
     # In lockstep nothing is drawn before its time.

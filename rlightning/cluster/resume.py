@@ -46,7 +46,7 @@ def restore_buffer(checkpoint: Checkpoint, config: MainConfig) -> str:
         ReplayBuffer, in which nothing outlives an update.
     """
     buffer, wanted = config.buffer, checkpoint.buffer_snapshot
-    if buffer.type != "ReplayBuffer":
+    if config.sampled.type != "ReplayBuffer":
         return ""
     if config.services.buffer.address is not None or buffer.storage.addresses:
         return "the buffer server is not started by this run: it goes on with what it holds now"

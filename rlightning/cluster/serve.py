@@ -10,18 +10,30 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rlightning.cluster.dashboard import shown
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.launcher import LocalLauncher
-from rlightning.cluster.prepare import own_state, prepare
+from rlightning.cluster.launchers import make_launcher
+from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import label_of
+from rlightning.cluster.ray_launcher import EFFECTIVE
 from rlightning.cluster.runs import Run, this_command
+from rlightning.cluster.snapshot import targets_of
 from rlightning.utils.config import MainConfig, keys_without_effect
 
 _REFRESH_S = 1.0
 
 
-def serve(config: MainConfig, *, quiet: bool = False) -> None:
+def serve(
+    config: MainConfig, *, on_ray: bool = False, quiet: bool = False, dashboard: str | None = None
+) -> None:
     """Starts the services and returns after Ctrl-C or SIGTERM, when they have stopped.
+
+    Args:
+        config: Config of the services.
+        on_ray: Place them on a running Ray cluster, not in processes here.
+        quiet: Show nothing.
+        dashboard: HOST:PORT of a page that shows the services; None: there is none.
 
     Raises:
         ClusterError: A service did not start, or is gone for good.
@@ -32,14 +44,14 @@ def serve(config: MainConfig, *, quiet: bool = False) -> None:
         console.print(Text(text), soft_wrap=True)
 
     prepared = prepare(config)
-    for key in keys_without_effect(prepared):
+    for key in keys_without_effect(prepared, honoured=EFFECTIVE if on_ray else ()):
         report(f"note: '{key}' has no effect here")
     run = Run.create(prepared, command=this_command())
-    own_state(prepared, run.path)
-    launcher = LocalLauncher(prepared, run, report=report)
+    launcher = make_launcher(prepared, run, on_ray=on_ray, report=report)
     outcome = "failed"
     try:
-        with interruptible(), launcher:
+        with interruptible(), shown(dashboard, run, report) as page, launcher:
+            page.watch(targets_of(launcher.config))
             for line in launcher.summary():
                 report(line)
             report(f"config and logs in {run.path}; Ctrl-C stops")

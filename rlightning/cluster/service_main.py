@@ -56,7 +56,8 @@ def service_main(name: str, make_service: Callable[[MainConfig], Service]) -> No
             typer.Option(help="DEBUG, INFO, WARNING or ERROR; default: log.level."),
         ] = None,
         log_json: Annotated[
-            bool, typer.Option("--log-json", help="One JSON object a line.")
+            bool,
+            typer.Option("--log-json", help="One JSON object a line, whatever log.format says."),
         ] = False,
         debug: Annotated[bool, typer.Option("--debug", help="Tracebacks and debug lines.")] = False,
         exit_with_stdin: Annotated[
@@ -73,7 +74,8 @@ def service_main(name: str, make_service: Callable[[MainConfig], Service]) -> No
                     one.model_copy(update={"plaintext": True}) for one in section.listen
                 ]
             level = log_level or ("DEBUG" if debug else main_config.log.level)
-            configure_logging(_known_level(level), service=name, as_json=log_json)
+            log_format = "json" if log_json else main_config.log.format
+            configure_logging(_known_level(level), service=name, log_format=log_format)
             folders = [str(file.resolve().parent) for file in config]
             add_import_paths([*main_config.services.python_path, *folders])
             if exit_with_stdin:

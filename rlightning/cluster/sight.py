@@ -82,7 +82,7 @@ def _sight_of(run: Path, auth: ClientAuthConfig | None) -> Sight:
 
 
 def _is_whole(targets: Sequence[Target]) -> bool:
-    return {"policy", "buffer", "env"} == {target.name.partition("-")[0] for target in targets}
+    return {"policy", "buffer", "env"} == {target.section for target in targets}
 
 
 def _addresses(targets: Sequence[Target]) -> list[str]:

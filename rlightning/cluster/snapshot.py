@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,6 +33,7 @@ from rlightning.policy import PolicyClient, PolicyDescription
 from rlightning.policy.transfer import SERVICE as POLICY
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.health import OVERALL, ServingStatus, list_statuses
+from rlightning.rpc.replicas import auth_of_replica, find_replicas
 from rlightning.utils.config import ClientAuthConfig, MainConfig, RpcConfig, ServiceConfig
 
 Role = Literal["env", "policy", "buffer"]
@@ -47,6 +46,7 @@ RECENT_EPISODES = 100
 """How many finished episodes the mean return is that of, at most."""
 
 _RATE_WINDOW_S = 5.0
+_FIND_EVERY_S = 2.0
 
 # Of the stats of each service: what only grows, and what goes up and down. What an env server
 # counts of its groups goes with them.
@@ -78,7 +78,8 @@ class Target:
     """A service to look at.
 
     Attributes:
-        name: What to call it: `env`, `policy`, `buffer`, of several `buffer-1`; or its address.
+        name: What to call it: `env`, `policy`, `buffer`, of several shards `buffer-1`, of several
+            servers behind one name `env@10.0.0.3`; or its address.
         address: Where it is dialled.
         rpc: Limits and times; None: the defaults.
         auth: Token and certificates; None: none.
@@ -88,6 +89,11 @@ class Target:
     address: str
     rpc: RpcConfig | None = None
     auth: ClientAuthConfig | None = None
+
+    @property
+    def section(self) -> str:
+        """The part of the config that it is of: `env`, `policy` or `buffer`."""
+        return self.name.partition("@")[0].partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -245,7 +251,8 @@ class Observer:
     Use as an async context manager; belongs to one event loop.
 
     Args:
-        targets: The services.
+        targets: The services; one whose name stands for several servers is each of them, also of
+            those that come later.
         run: Folder of the run whose learner is looked at; None: no learner.
         timeout_s: How long to wait for each service, in seconds.
     """
@@ -256,14 +263,11 @@ class Observer:
         self._targets = tuple(targets)
         self._run = run
         self._timeout_s = timeout_s
-        self._contacts: list[_Contact] = []
-        self._stack = AsyncExitStack()
+        self._contacts: dict[tuple[str, str], _Contact] = {}
+        self._found = -_FIND_EVERY_S
         self._episodes: deque[EpisodeRecord] = deque(maxlen=RECENT_EPISODES)
 
     async def __aenter__(self) -> Self:
-        self._contacts = [_Contact(target, self._timeout_s) for target in self._targets]
-        for contact in self._contacts:
-            self._stack.push_async_callback(contact.close)
         return self
 
     async def __aexit__(
@@ -272,17 +276,20 @@ class Observer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._stack.aclose()
+        await asyncio.gather(*(contact.close() for contact in self._contacts.values()))
 
     async def gather(self) -> Snapshot:
         """Asks all services at once and returns what they told.
 
-        Takes at most about `timeout_s` seconds; what a service does not tell is in its `state` and
-        `error`, and no exception. Each finished episode is in one snapshot's `new_episodes`; the
-        first one has the last `RECENT_EPISODES` of each env server. Await one at a time.
+        Takes at most about twice `timeout_s` seconds; what a service does not tell is in its
+        `state` and `error`, and no exception. Each finished episode is in one snapshot's
+        `new_episodes`; the first one has the last `RECENT_EPISODES` of each env server. Await one
+        at a time.
         """
-        views = await asyncio.gather(*(contact.look() for contact in self._contacts))
-        new = [record for contact in self._contacts for record in contact.episodes]
+        await self._find()
+        contacts = list(self._contacts.values())
+        views = await asyncio.gather(*(contact.look() for contact in contacts))
+        new = [record for contact in contacts for record in contact.episodes]
         new.sort(key=lambda record: record.ts_end_ns)
         self._episodes.extend(record for record in new if record.reason != "cut")
         envs = [view for view in views if view.role == "env"]
@@ -302,9 +309,52 @@ class Observer:
                 mean_return=_mean([one.episode_return for one in self._episodes]),
                 mean_length=_mean([one.length for one in self._episodes]),
             ),
-            learner=None if self._run is None else read_progress(self._run),
+            learner=self._learner(),
             new_episodes=new,
         )
+
+    async def _find(self) -> None:
+        """Looks for servers that have come or gone, now and then."""
+        now = time.monotonic()
+        if now - self._found < _FIND_EVERY_S:
+            return
+        found = await asyncio.gather(
+            *(replicas_of(target, timeout_s=self._timeout_s) for target in self._targets)
+        )
+        self._found = now
+        before, self._contacts = self._contacts, {}
+        for replica in (replica for replicas in found for replica in replicas):
+            key = replica.name, replica.address
+            known = key in before
+            self._contacts[key] = before.pop(key) if known else _Contact(replica, self._timeout_s)
+        await asyncio.gather(*(contact.close() for contact in before.values()))
+
+    def _learner(self) -> dict[str, Any] | None:
+        if self._run is None:
+            return None
+        return read_progress(self._run, in_process=not self._targets)
+
+
+async def replicas_of(target: Target, *, timeout_s: float) -> list[Target]:
+    """Returns the servers that a target stands for: itself, or several behind its name.
+
+    It is itself, too, while its name is not known.
+    """
+    try:
+        addresses = await find_replicas(target.address, timeout_s=timeout_s)
+    except UnavailableError:
+        return [target]
+    if len(addresses) < 2:
+        return [target]
+    return [
+        Target(
+            f"{target.name}@{address.rpartition(':')[0]}",
+            address,
+            rpc=target.rpc,
+            auth=auth_of_replica(target.auth, target.address, address),
+        )
+        for address in addresses
+    ]
 
 
 class _Contact:
@@ -412,29 +462,38 @@ def targets_of(config: MainConfig, auth: ClientAuthConfig | None = None) -> list
         auth: Token and certificates instead of those of the config; None: those.
     """
     services = config.services
-    buffers: Sequence[str] = ()
-    with contextlib.suppress(ConfigError):
-        buffers = config.buffer_addresses
-    names = ["buffer"] if len(buffers) == 1 else [f"buffer-{i}" for i in range(len(buffers))]
     return [
-        *_dialled("policy", services.policy, auth),
-        *(
-            Target(name, address, rpc=services.buffer.rpc, auth=auth or services.buffer.auth)
-            for name, address in zip(names, buffers, strict=True)
-        ),
-        *_dialled("env", services.env, auth),
+        *_dialled("policy", services.policy, lambda: services.policy.dial_addresses, auth),
+        *_dialled("buffer", services.buffer, lambda: config.buffer_addresses, auth),
+        *_dialled("env", services.env, lambda: [services.env.dial_address], auth),
     ]
 
 
-def _dialled(name: str, service: ServiceConfig, auth: ClientAuthConfig | None) -> Iterator[Target]:
-    with contextlib.suppress(ConfigError):
-        yield Target(name, service.dial_address, rpc=service.rpc, auth=auth or service.auth)
+def _dialled(
+    name: str,
+    service: ServiceConfig,
+    addresses: Callable[[], Sequence[str]],
+    auth: ClientAuthConfig | None,
+) -> list[Target]:
+    try:
+        found = addresses()
+    except ConfigError:
+        return []
+    names = [name] if len(found) == 1 else [f"{name}-{i}" for i in range(len(found))]
+    return [
+        Target(one, address, rpc=service.rpc, auth=auth or service.auth)
+        for one, address in zip(names, found, strict=True)
+    ]
 
 
-def read_progress(run: Path) -> dict[str, Any] | None:
+def read_progress(run: Path, *, in_process: bool = False) -> dict[str, Any] | None:
     """Returns what the learner of a run told last, and as `age_s` how many seconds ago.
 
     Of the latencies, those that services tell of themselves are left out.
+
+    Args:
+        run: Folder of the run.
+        in_process: There are no services, so that no latency is left out.
 
     Returns:
         None where it has told nothing yet, or nobody can read it.
@@ -447,7 +506,7 @@ def read_progress(run: Path) -> dict[str, Any] | None:
         latencies = {
             name: summary
             for name, summary in told["latencies_s"].items()
-            if name.startswith("learner.")
+            if in_process or name.startswith("learner.")
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -15,13 +15,14 @@ import typer
 
 from rlightning import learner
 from rlightning.cluster.backend import Backend
+from rlightning.cluster.dashboard import Dashboard, shown
 from rlightning.cluster.display import Display
 from rlightning.cluster.follow import follow_rank_0, tell_followers
 from rlightning.cluster.guard import require
 from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.interrupt import interrupt_without_parent, interruptible
 from rlightning.cluster.keeper import Keeper
-from rlightning.cluster.launcher import LocalLauncher
+from rlightning.cluster.launchers import make_launcher
 from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.prepare import (
     check_batch_size,
@@ -29,14 +30,15 @@ from rlightning.cluster.prepare import (
     check_lockstep,
     check_ranks,
     make_save_dir,
-    own_state,
     prepare,
 )
 from rlightning.cluster.progress import Progress, describe_run, number
+from rlightning.cluster.ray_launcher import EFFECTIVE
 from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint, restore_buffer
 from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
+from rlightning.cluster.snapshot import targets_of
 from rlightning.errors import ClusterError
 from rlightning.learner.loop import LearnerStats
 from rlightning.learner.ranks import ALONE, Order, Ranks
@@ -56,9 +58,11 @@ def train(
     config: MainConfig,
     *,
     in_process: bool = False,
+    on_ray: bool = False,
     quiet: bool = False,
     as_json: bool = False,
     resume: Path | None = None,
+    dashboard: str | None = None,
     note: str = "",
 ) -> bool:
     """Trains until the target return is reached or the steps are used up.
@@ -66,9 +70,11 @@ def train(
     Args:
         config: Config of the run.
         in_process: Keep all parts in this process instead of starting services.
+        on_ray: Place the services on a running Ray cluster, not in processes here.
         quiet: Show nothing.
         as_json: End with one JSON line on stdout, and show all else on stderr.
         resume: Folder of a run whose latest checkpoint this one goes on from; None: none.
+        dashboard: HOST:PORT of a page that shows the run; None: there is none.
         note: What to say first.
 
     Returns:
@@ -99,7 +105,7 @@ def train(
     outcome, end = "failed", {}
     display = Display(quiet=quiet, to_stderr=as_json, total_steps=config.train.max_env_steps)
     try:
-        with interruptible(), display:
+        with interruptible(), display, shown(dashboard, run, display.message) as page:
             if note:
                 display.message(note)
             if checkpoint is not None:
@@ -107,12 +113,19 @@ def train(
                 display.message(f"resumes {checkpoint.path}, {checkpoint.env_steps:,} env steps")
                 if line := restore_buffer(checkpoint, prepared):
                     display.message(line)
-            for key in keys_without_effect(prepared):
+            for key in keys_without_effect(prepared, honoured=EFFECTIVE if on_ray else ()):
                 display.message(f"note: '{key}' has no effect here")
             with _backend(
-                prepared, run, display, in_process=in_process, world_size=ranks.world_size
+                prepared,
+                run,
+                display,
+                page,
+                in_process=in_process,
+                on_ray=on_ray,
+                world_size=ranks.world_size,
             ) as backend:
                 outcome, progress = _learn(prepared, backend, run, display, checkpoint, ranks)
+                page.outcome = outcome
                 end = describe_run(progress, outcome)
                 _summarise(display, progress, outcome, prepared.train.target_return)
                 if prepared.train.after_target == "serve":
@@ -142,19 +155,27 @@ def _join(started: Launch) -> Ranks:
 
 @contextlib.contextmanager
 def _backend(
-    config: MainConfig, run: Run, display: Display, *, in_process: bool, world_size: int
+    config: MainConfig,
+    run: Run,
+    display: Display,
+    page: Dashboard,
+    *,
+    in_process: bool,
+    on_ray: bool,
+    world_size: int,
 ) -> Iterator[Backend]:
     if in_process:
         with InProcessBackend(config) as local:
             run.begin()
+            page.watch([])
             display.message(f"run folder {run.path}")
             yield local
         return
-    own_state(config, run.path)
-    with LocalLauncher(config, run, report=display.message) as launcher:
+    with make_launcher(config, run, on_ray=on_ray, report=display.message) as launcher:
         display.message(f"run folder {run.path}")
         for line in launcher.summary():
             display.message(line)
+        page.watch(targets_of(launcher.config))
         with RemoteBackend(launcher, world_size, report=display.message) as remote:
             yield remote
 
@@ -180,7 +201,13 @@ def _learn(
             return monitor.reached.is_set()
 
         with monitor, _shown_metrics(config.learner.metrics, stats):
-            algorithm = learner.build_learner(config, backend.env_metas()[0], ranks)
+            metas = backend.env_metas()
+            paced = config.buffer.type == "ReplayBuffer" and not config.train.lockstep
+            if paced:
+                # Until it learns, since each of their steps asks for updates. One that was killed
+                # may have left them paused anyway.
+                backend.hold(True)
+            algorithm = learner.build_learner(config, metas[0], ranks)
             if checkpoint is not None:
                 load_checkpoint(checkpoint, algorithm)
             resumed = None if checkpoint is None else checkpoint.buffer_snapshot
@@ -194,10 +221,12 @@ def _learn(
                 "ranks": ranks,
             }
             tell_followers(ranks, backend.config, algorithm)
-            if config.buffer.type == "RolloutBuffer":
+            if config.sampled.type == "RolloutBuffer":
                 learner.train_loop(algorithm, backend, config.train, **hooks)
             else:
                 assert isinstance(algorithm, ReplayAlgorithm)  # `build_learner` has looked
+                if paced:
+                    backend.hold(False)
                 learner.train_from_replay(algorithm, backend, config.train, config.learner, **hooks)
             ranks.order(Order.STOP)
     if monitor.reached.is_set():

@@ -17,12 +17,19 @@ from rlightning.env.episodes import EpisodeLog, RowCounter
 from rlightning.env.utils.agents import one_space, team_outcome
 from rlightning.env.utils.infos import InfoFilter
 from rlightning.env.utils.spaces import all_finite, mismatch
-from rlightning.errors import CodecError, EnvError, InvalidRequestError, PreconditionError
+from rlightning.errors import (
+    CodecError,
+    ConfigError,
+    EnvError,
+    InvalidRequestError,
+    PreconditionError,
+)
 from rlightning.rpc.activity import Activity
 from rlightning.rpc.protocol import Arrival, stamp
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.spec import check_spec
 from rlightning.types import EnvMeta, EnvRet, MultiAgentEnvRet, PolicyResponse
+from rlightning.utils.config import DEFAULT_POLICY, check_policy_name
 from rlightning.utils.conversions import map_leaves
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import (
@@ -61,11 +68,13 @@ class AttachedGroup:
         session: The client's session; outlives cuts.
         log: Takes finished episodes.
         counted: Told how many env steps were taken; every row counts.
+        policy: Name of the policy that shall act.
         cameras: Which pictures of an observation come encoded.
 
     Attributes:
         env_id: Id of the group.
         meta: Spaces and number of rows.
+        policy: Name of the policy that shall act.
         activity: Whether it waits for the client, and since when.
         store: Takes the EnvRets that want no answer, each with the one that another server gave to
             it, if one did; set before the first. None: `step` and `reset` hand these out like the
@@ -84,6 +93,7 @@ class AttachedGroup:
         session: Session,
         log: EpisodeLog,
         counted: Callable[[int], None],
+        policy: str = DEFAULT_POLICY,
         cameras: Sequence[pb.CameraEncoding] = (),
     ) -> None:
         spec = session.spec
@@ -102,6 +112,7 @@ class AttachedGroup:
             self._cameras = CameraDecoder(cameras, self._space, spec.num_envs)
             lossy = tuple(dict.fromkeys((*lossy, *self._cameras.lossy)))
         self.meta = replace(spec, env_id=self.env_id, lossy=lossy)
+        self.policy = policy
         self.activity = Activity()
         self.store: Store | None = None
         self.failure: Exception | None = None
@@ -488,8 +499,8 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
 
     Args:
         log: Takes finished episodes.
-        expected: Gives what a client has to declare, such as when one policy answers all envs; None
-            where any env will do.
+        expected: Gives what a client has to declare, by the name of its policy, which answers other
+            envs, too; None where any env will do.
         attach: Takes a new group; may refuse it.
         detach: Told that the client of a group has gone for good.
 
@@ -504,7 +515,7 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
     def __init__(
         self,
         log: EpisodeLog,
-        expected: Callable[[], EnvMeta | None],
+        expected: Callable[[str], EnvMeta | None],
         attach: Callable[[AttachedGroup], None],
         detach: Callable[[AttachedGroup], None],
     ) -> None:
@@ -526,8 +537,14 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
             return pb.AttachResponse(
                 taken_seq=resumed.taken_seq, decodes_cameras=resumed.decodes_cameras
             )
-        group = AttachedGroup(session, self._log, self._count, reader.message.hello.cameras)
-        expected = self._expected()
+        hello = reader.message.hello
+        policy = hello.policy or DEFAULT_POLICY
+        try:
+            check_policy_name(policy)
+        except ConfigError as error:
+            raise InvalidRequestError(str(error)) from None
+        group = AttachedGroup(session, self._log, self._count, policy, hello.cameras)
+        expected = self._expected(policy)
         if expected is not None:
             check_spec(replace(expected, env_id=None, num_envs=None), group.meta)
         last_seq = reader.message.hello.last_seq

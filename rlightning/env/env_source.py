@@ -194,7 +194,7 @@ class _AttachService:
     def __init__(self) -> None:
         self.quorum: Quorum | None = None
         self.sessions = AttachSessions(
-            EpisodeLog(), lambda: None, lambda group: self._count(1), self._detach
+            EpisodeLog(), lambda policy: None, lambda group: self._count(1), self._detach
         )
         self._registry = SessionRegistry(RpcConfig(), f"/{SERVICE}/Attach")
 

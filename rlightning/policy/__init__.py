@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlightning.policy.actor_critic import ActorCriticPolicy
     from rlightning.policy.base_policy import BasePolicy, PolicyInput, PolicyRole
+    from rlightning.policy.blocking import RemotePolicy
     from rlightning.policy.builder import build_policy, build_policy_group
+    from rlightning.policy.fleet import PolicyFleet
     from rlightning.policy.host import PolicyHost
+    from rlightning.policy.hosts import PolicyHosts
     from rlightning.policy.local_policy import LocalPolicy
     from rlightning.policy.policy_group import PolicyGroup
     from rlightning.policy.publisher import WeightPublisher
     from rlightning.policy.q_network import QNetworkPolicy
+    from rlightning.policy.recurrent_actor_critic import RecurrentActorCriticPolicy
     from rlightning.policy.remote_policy import PolicyClient, PolicyDescription
     from rlightning.policy.sac_actor import SACActorPolicy
     from rlightning.policy.weights import dump_weights, policy_weights
@@ -28,11 +32,15 @@ __all__ = [
     "LocalPolicy",
     "PolicyClient",
     "PolicyDescription",
+    "PolicyFleet",
     "PolicyGroup",
     "PolicyHost",
+    "PolicyHosts",
     "PolicyInput",
     "PolicyRole",
     "QNetworkPolicy",
+    "RecurrentActorCriticPolicy",
+    "RemotePolicy",
     "SACActorPolicy",
     "WeightPublisher",
     "build_policy",
@@ -47,11 +55,15 @@ _MODULES = {
     "LocalPolicy": "local_policy",
     "PolicyClient": "remote_policy",
     "PolicyDescription": "remote_policy",
+    "PolicyFleet": "fleet",
     "PolicyGroup": "policy_group",
     "PolicyHost": "host",
+    "PolicyHosts": "hosts",
     "PolicyInput": "base_policy",
     "PolicyRole": "base_policy",
     "QNetworkPolicy": "q_network",
+    "RemotePolicy": "blocking",
+    "RecurrentActorCriticPolicy": "recurrent_actor_critic",
     "SACActorPolicy": "sac_actor",
     "WeightPublisher": "publisher",
     "build_policy": "builder",

@@ -91,7 +91,7 @@ class ActorCriticPolicy(BasePolicy):
         normal = Normal(mean.reshape(shape), log_std.exp().reshape(shape), validate_args=False)
         return Independent(normal, len(self._shape), validate_args=False)
 
-    def seed(self, seed: int) -> None:
+    def seed_actions(self, seed: int) -> None:
         """Begins the random numbers of drawn actions anew."""
         self._rng = np.random.default_rng(seed)
 

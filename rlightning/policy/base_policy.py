@@ -133,7 +133,7 @@ class BasePolicy(ABC):
         """Returns the response as it is to be stored; unchanged unless overridden."""
         return policy_resp
 
-    def seed(self, seed: int) -> None:
+    def seed_actions(self, seed: int) -> None:
         """Begins the random numbers of drawn actions anew; called in lockstep only.
 
         Here those of torch are meant; override it where `rollout_step` draws from others.

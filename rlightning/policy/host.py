@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlightning.errors import (
+    ConfigError,
     InvalidRequestError,
     NotFoundError,
     PolicyError,
@@ -28,7 +29,7 @@ from rlightning.policy.inference import Inference, Part
 from rlightning.policy.layout import InputLayout
 from rlightning.policy.pending import Pending
 from rlightning.policy.state import GroupState, StateBudget, StateLayout, StateUse
-from rlightning.policy.weight_store import Weights, WeightStore
+from rlightning.policy.weight_store import Weights, WeightStore, read_weights
 from rlightning.policy.weights import (
     check_numbers,
     check_weights,
@@ -117,12 +118,21 @@ class PolicyHost:
         return self._budget.held_bytes
 
     @property
+    def carried(self) -> bool:
+        """Whether clients carry the recurrent state, if there is any."""
+        return self._config.state == "carried"
+
+    @property
     def states(self) -> StateLayout | None:
         """The policy's recurrent state; None if it keeps none, or before the first group opened."""
         return None if self._runner is None else self._runner.states
 
     async def start(self) -> None:
-        """Starts the inference thread and loads the newest weights of the state directory."""
+        """Starts the inference thread and loads the newest weights of the state directory.
+
+        Raises:
+            ConfigError: The weights to begin with cannot be read.
+        """
         self.batcher.start()
         threads = self._config.torch_threads
         torch.set_num_threads(threads)
@@ -131,6 +141,16 @@ class PolicyHost:
             self._weights = await asyncio.to_thread(self._store.load)
             if self._weights is not None:
                 _LOG.info("restored policy version %d", self._weights.version)
+        if self._weights is None and self._config.restore is not None:
+            self._weights = await asyncio.to_thread(self._read_first, self._config.restore)
+
+    def _read_first(self, path: str) -> Weights:
+        weights = read_weights(path)
+        try:
+            check_numbers(parse_weights(weights.data))
+        except InvalidRequestError as error:
+            raise ConfigError(f"policy.restore '{path}': {error}") from error
+        return weights
 
     async def ready(self) -> None:
         """Waits until the policy may act: with `initial_weights: none`, for the first publish."""
@@ -229,7 +249,7 @@ class PolicyHost:
         values, rows = runner.layout.flatten(env_ret)
         part = Part(env_ret.env_id, values, rows)
         if runner.states is not None:
-            state = GroupState(None, carried=True) if state is None else state
+            state = runner.states.begin_carried() if state is None else state
             part.state = StateUse.of(state, env_ret, rows or 1, fresh=reset_state)
         return self.batcher.enqueue(
             runner, part, mode, received_ns=received_ns, timeout_us=timeout_us, nbytes=nbytes
@@ -287,6 +307,7 @@ class PolicyHost:
             "state_groups": self._budget.groups,
             "state_bytes": self._budget.held_bytes,
             "policy_version": self.version,
+            "weights_sha256": "" if self._weights is None else self._weights.sha256.hex(),
             "latency": stats.latency.summary(),
             "latency_window_s": stats.latency.WINDOW_S,
             "first_uses": [use._asdict() for use in stats.first_uses.last()],
@@ -332,7 +353,7 @@ class PolicyHost:
         if self._lockstep and weights is not None:
             digest = int.from_bytes(weights.sha256[:8], "little")
             drawn = np.random.SeedSequence([self._config.seed or 0, digest]).generate_state(1)
-            self._policy.seed(int(drawn[0]))
+            self._policy.seed_actions(int(drawn[0]))
 
     def _stage(self, weights: Weights, runner: _Runner | None) -> dict[str, Tensor]:
         tensors = parse_weights(weights.data)

@@ -116,7 +116,7 @@ class Inference:
         if "next_state" not in data:
             raise PolicyError("the response has no 'next_state', though initial_state returns one")
         after = states.flatten(data.pop("next_state"), rows, "next_state")
-        outputs = {name: _output(value, name, rows) for name, value in data.items()}
+        outputs = _arrays(data, rows)
         if stored is not None:
             if "state" in outputs:
                 raise PolicyError("policy.store_state adds 'state': choose another name for yours")
@@ -127,7 +127,13 @@ class Inference:
 
 def _outputs(response: Any, rows: int) -> dict[str, Any]:
     """Returns the policy's outputs as arrays [rows, ...] that share memory with nothing."""
-    return {name: _output(value, name, rows) for name, value in _data(response).items()}
+    return _arrays(_data(response), rows)
+
+
+def _arrays(data: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    outputs = {name: _output(value, name, rows) for name, value in data.items()}
+    _check_numbers(outputs.get("action"), "action")
+    return outputs
 
 
 def _data(response: Any) -> dict[str, Any]:
@@ -137,6 +143,23 @@ def _data(response: Any) -> dict[str, Any]:
     if not isinstance(response, PolicyResponse):
         raise PolicyError(f"expected a PolicyResponse, got {type(response).__name__}")
     return response.to_dict()
+
+
+def _check_numbers(value: Any, name: str) -> None:
+    """Refuses an action that is none, which an env might execute, or a robot.
+
+    Raises:
+        PolicyError: Something is NaN; the message names it and the first such row of the batch.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_numbers(item, f"{name}.{key}")
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            _check_numbers(item, f"{name}[{i}]")
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "fc" and np.isnan(value).any():
+        row = int(np.argwhere(np.isnan(value))[0][0])
+        raise PolicyError(f"'{name}' is NaN, in row {row} of the batch for one")
 
 
 def _ended(terminated: Any, truncated: Any) -> Tensor:

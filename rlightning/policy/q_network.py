@@ -63,7 +63,7 @@ class QNetworkPolicy(BasePolicy):
         make.check_size(encoder.size, outputs)
         self.q_network = make(encoder, outputs, last_gain=1.0)
 
-    def seed(self, seed: int) -> None:
+    def seed_actions(self, seed: int) -> None:
         """Begins the random numbers of drawn actions anew."""
         self._rng = np.random.default_rng(seed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -17,17 +17,25 @@ from rlightning.errors import (
     ConfigError,
     DeadlineExceededError,
     PolicyError,
+    PreconditionError,
     RemoteError,
     UnavailableError,
 )
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
 from rlightning.policy.carried import CarriedState
-from rlightning.policy.transfer import SERVICE, describe, fetch_weights, send_weights
-from rlightning.rpc.channel import connect
+from rlightning.policy.replicas import Endpoint, Replicas
+from rlightning.policy.transfer import (
+    SERVICE,
+    describe,
+    fetch_weights,
+    keep_lease,
+    send_weights,
+)
+from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
-from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.utils.config import DEFAULT_POLICY, ClientAuthConfig, RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.v1.session_pb2 import Stages, Timing
 from rlightning.wire import (
@@ -41,6 +49,8 @@ from rlightning.wire import (
 )
 
 _CALL_TIMEOUT_S = 30.0
+# How long one call waits for newer weights; then it is made anew.
+_WATCH_S = 30.0
 
 _Session = SessionClient[pb.ActRequest, pb.ActResponse]
 
@@ -51,8 +61,9 @@ class PolicyDescription:
 
     Attributes:
         library_version: Of the server.
-        policy_version: Version of the weights in use; 0 before the first publish.
+        policy_version: Version of the weights of `default` in use; 0 before the first publish.
         sessions: Sessions now open.
+        serving: Whether it answers sessions.
         stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
         spec: The spaces that it acts in; None before a group has asked.
     """
@@ -60,19 +71,31 @@ class PolicyDescription:
     library_version: str
     policy_version: int
     sessions: int
+    serving: bool
     stats: Mapping[str, Any]
     spec: EnvMeta | None = None
+
+    def version_of(self, policy: str) -> int:
+        """Returns the version of a policy's weights; 0 before the first publish, or without one."""
+        if policy in {"", DEFAULT_POLICY}:
+            return self.policy_version
+        found = self.stats.get("policies", {}).get(policy, {})
+        return int(found.get("policy_version", 0))
 
 
 class PolicyClient:
     """Asks a policy server for actions, publishes and pulls weights, over one connection.
 
     `act` needs a session, which `start` opens; it is resumed by itself after a cut or a restart of
-    the server, and the unanswered request is sent again under its number. The other methods need no
-    session; they try again while the server cannot be reached. Belongs to one event loop.
+    the server, and the unanswered request is sent again under its number. Of several servers that
+    are given the same weights, replicas, the session goes to the one with the fewest sessions, and
+    moves when that one drains or dies. The other methods need no session; they try again while the
+    server cannot be reached, and of several ask the one that the session is at, or the first.
+    Belongs to one event loop.
 
     Args:
-        address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
+        address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`; for replicas their addresses, or a name
+            with several addresses.
         spec: Spaces and rows of the group that will ask; only `act` needs it.
         client_id: Who this is, `[A-Za-z0-9._-]{1,64}`, unique among the server's clients; default:
             a random one.
@@ -80,6 +103,9 @@ class PolicyClient:
         auth: Token and certificates.
         act_timeout_s: How long an answer may take, reconnects included, in seconds.
         stats: Where durations are recorded; by default, those of this client alone.
+        policy: Name of the policy that shall answer, and whose weights are meant; empty: `default`.
+        replicas: The servers at `address`, if other clients of this process choose among them, too;
+            stays the caller's.
 
     Attributes:
         stats: Durations of the stages from `encode` to `decode` (see `rlightning.latency.STAGES`)
@@ -91,7 +117,7 @@ class PolicyClient:
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         spec: EnvMeta | None = None,
         client_id: str | None = None,
@@ -99,11 +125,24 @@ class PolicyClient:
         auth: ClientAuthConfig | None = None,
         act_timeout_s: float = 60.0,
         stats: LatencyStats | None = None,
+        policy: str = "",
+        replicas: Replicas | None = None,
     ) -> None:
+        addresses = [address] if isinstance(address, str) else list(address)
+        if not addresses:
+            raise ConfigError("a PolicyClient needs an address")
         self.stats = LatencyStats() if stats is None else stats
         self.one_way_unknown = 0
         self.times: ActTimes | None = None
-        self._channel = connect(address, rpc=rpc, auth=auth)
+        self._rpc = rpc
+        self._auth = auth
+        self._policy = policy
+        self._endpoint = Endpoint(addresses[0], addresses[0])
+        self._channel = connect(addresses[0], rpc=rpc, auth=auth)
+        self._own_replicas: Replicas | None = None
+        if replicas is None:
+            replicas = self._own_replicas = Replicas(addresses, rpc=rpc, auth=auth)
+        self._seat = replicas.seat()
         self._spec = spec
         self._client_id = client_id or f"policy-client-{uuid.uuid4().hex[:16]}"
         self._act_timeout_s = act_timeout_s
@@ -133,6 +172,7 @@ class PolicyClient:
         Raises:
             ConfigError: No spec was given.
             PreconditionError: The policy is for other spaces; the message lists what differs.
+            NotFoundError: The server has no policy of that name.
             UnavailableError: No server answered in time.
         """
         if self._spec is None:
@@ -148,6 +188,7 @@ class PolicyClient:
             on_welcome=self._on_welcome,
             on_message=self._on_message,
             on_failure=self._on_failure,
+            route=self._route,
         )
         await self._session.start(timeout_s)
 
@@ -157,8 +198,11 @@ class PolicyClient:
             self._alarm.cancel()
         if self._session is not None:
             await self._session.close()
+        self._seat.arrived()
         self._on_failure(UnavailableError("the client was closed", peer=self.address))
         await self._channel.close()
+        if self._own_replicas is not None:
+            await self._own_replicas.close()
 
     async def __aenter__(self) -> Self:
         if self._spec is not None:
@@ -257,26 +301,35 @@ class PolicyClient:
         *,
         learner_id: str = "learner",
         timeout_s: float = 60.0,
+        retry: bool = True,
     ) -> int:
-        """Sends weights and waits until they are in use.
+        """Sends weights to one server and waits until they are in use.
 
         Args:
             version: Above every version before.
             data: A safetensors file.
             learner_id: Who publishes.
             timeout_s: How long to try, in seconds.
+            retry: Try again while the server cannot be reached.
 
         Returns:
             The version in use.
 
         Raises:
             PreconditionError: The server has a higher version, or another one under this number.
+            AlreadyExistsError: Another learner holds the lease on publishing.
             InvalidRequestError: They do not fit the network; the message lists names and shapes.
             ResourceExhaustedError: They pass `policy.max_weights_bytes`.
             UnavailableError: The server could not be reached in time.
         """
         return await send_weights(
-            self._channel, version, data, learner_id=learner_id, timeout_s=timeout_s
+            self._channel,
+            version,
+            data,
+            learner_id=learner_id,
+            timeout_s=timeout_s,
+            retry=retry,
+            policy=self._policy,
         )
 
     async def pull_weights(
@@ -294,7 +347,52 @@ class PolicyClient:
                 there.
             RemoteError: What came is not what was announced.
         """
-        return await fetch_weights(self._channel, min_version, timeout_s=timeout_s)
+        return await fetch_weights(
+            self._channel, min_version, timeout_s=timeout_s, policy=self._policy
+        )
+
+    async def watch_weights(self, version: int = 0) -> AsyncIterator[tuple[int, bytes]]:
+        """Yields version and bytes of the weights whenever there are newer ones; never ends.
+
+        Versions that are replaced before they are fetched are skipped. While the server cannot be
+        reached, it is waited for.
+
+        Args:
+            version: The last one that the caller has.
+        """
+        while True:
+            try:
+                version, data = await self.pull_weights(version + 1, timeout_s=_WATCH_S)
+            except (PreconditionError, UnavailableError, DeadlineExceededError) as error:
+                if isinstance(error, PreconditionError) and error.reason != "VERSION_TOO_OLD":
+                    raise
+                continue
+            yield version, data
+
+    async def keep_lease(
+        self, learner_id: str, *, leaving: bool = False, timeout_s: float = _CALL_TIMEOUT_S
+    ) -> int:
+        """Takes or keeps the lease on publishing, which ends by itself; or gives it up.
+
+        Args:
+            learner_id: Who publishes, unique among learners.
+            leaving: Give it up.
+            timeout_s: How long to wait for the answer, in seconds.
+
+        Returns:
+            The version in use.
+
+        Raises:
+            AlreadyExistsError: Another learner holds it; says for how long at the most.
+            UnavailableError: The server cannot be reached.
+        """
+        return await keep_lease(
+            self._channel,
+            learner_id,
+            policy=self._policy,
+            leaving=leaving,
+            timeout_s=timeout_s,
+        )
 
     async def describe(self, *, timeout_s: float = _CALL_TIMEOUT_S) -> PolicyDescription:
         """Returns what the server is doing.
@@ -308,15 +406,29 @@ class PolicyClient:
             response.library_version,
             response.policy_version,
             response.sessions,
+            response.serving,
             read_value(reader.message.stats, reader),
             read_env_meta(reader.message.spec, reader) if response.HasField("spec") else None,
         )
 
+    async def _route(self) -> Channel:
+        # What servers say at once is the version of `default`.
+        needed = self._version if self._policy in {"", DEFAULT_POLICY} else 0
+        endpoint = await self._seat.choose(needed)
+        if endpoint != self._endpoint:
+            before, self._endpoint = self._channel, endpoint
+            auth = endpoint.auth(self._auth)
+            self._channel = connect(endpoint.address, rpc=self._rpc, auth=auth)
+            await before.close()
+        return self._channel
+
     def _prepare_hello(self, request: pb.ActRequest) -> None:
         # A server that lost its weights must get them back before it answers this session again.
         request.hello.min_policy_version = self._version
+        request.hello.policy = self._policy
 
     async def _on_welcome(self, reader: Reader[pb.ActResponse]) -> None:
+        self._seat.arrived()
         welcome = reader.message.welcome
         self._recurrent = welcome.recurrent
         if not welcome.HasField("initial_state"):

@@ -80,7 +80,7 @@ class SACActorPolicy(BasePolicy):
         mean, log_std = params.chunk(2, dim=-1)
         return mean, log_std.clamp(*LOG_STD_RANGE).exp()
 
-    def seed(self, seed: int) -> None:
+    def seed_actions(self, seed: int) -> None:
         """Begins the random numbers of drawn actions anew."""
         self._rng = np.random.default_rng(seed)
 

@@ -25,7 +25,14 @@ _T = TypeVar("_T")
 
 
 async def send_weights(
-    channel: Channel, version: int, data: bytes, *, learner_id: str, timeout_s: float
+    channel: Channel,
+    version: int,
+    data: bytes,
+    *,
+    learner_id: str,
+    timeout_s: float,
+    retry: bool = True,
+    policy: str = "",
 ) -> int:
     """Sends weights and returns the version in use; see `PolicyClient.publish_weights`."""
     header = pb.WeightsHeader(
@@ -33,6 +40,7 @@ async def send_weights(
         total_bytes=len(data),
         sha256=await _sha256(data),
         learner_id=learner_id,
+        policy=policy,
     )
 
     async def requests() -> AsyncIterator[Message]:
@@ -50,11 +58,13 @@ async def send_weights(
         )
         return response.policy_version
 
+    if not retry:
+        return await publish(timeout_s)
     return await _until_reached(publish, timeout_s)
 
 
 async def fetch_weights(
-    channel: Channel, min_version: int, *, timeout_s: float
+    channel: Channel, min_version: int, *, timeout_s: float, policy: str = ""
 ) -> tuple[int, bytes]:
     """Returns version and bytes of the weights in use; see `PolicyClient.pull_weights`."""
 
@@ -62,7 +72,7 @@ async def fetch_weights(
         responses = unary_stream(
             channel,
             f"/{SERVICE}/PullWeights",
-            pb.PullWeightsRequest(min_policy_version=min_version),
+            pb.PullWeightsRequest(min_policy_version=min_version, policy=policy),
             pb.PullWeightsResponse,
             timeout=left_s,
         )
@@ -82,25 +92,55 @@ async def fetch_weights(
     return await _until_reached(pull, timeout_s)
 
 
+async def keep_lease(
+    channel: Channel, learner_id: str, *, policy: str = "", leaving: bool = False, timeout_s: float
+) -> int:
+    """Takes or keeps the lease on publishing, or gives it up; returns the version in use.
+
+    Raises:
+        AlreadyExistsError: Another learner holds it.
+        UnavailableError: The server cannot be reached.
+    """
+    request = pb.KeepLeaseRequest(learner_id=learner_id, policy=policy, leaving=leaving)
+    response = await unary(
+        channel, f"/{SERVICE}/KeepLease", request, pb.KeepLeaseResponse, timeout=timeout_s
+    )
+    return response.policy_version
+
+
 async def describe(
     channel: Channel, offset: ClockOffset, *, timeout_s: float
 ) -> pb.PolicyServiceDescribeResponse:
     """Returns what the server says of itself, and learns of its clock; see `PolicyClient`."""
+    return await _until_reached(lambda left_s: look(channel, left_s, offset), timeout_s)
 
-    async def ask(left_s: float) -> pb.PolicyServiceDescribeResponse:
-        request = pb.PolicyServiceDescribeRequest()
-        stamp(request)
-        response = await unary(
-            channel,
-            f"/{SERVICE}/Describe",
-            request,
-            pb.PolicyServiceDescribeResponse,
-            timeout=left_s,
-        )
+
+async def look(
+    channel: Channel, timeout_s: float, offset: ClockOffset | None = None
+) -> pb.PolicyServiceDescribeResponse:
+    """Returns what the server says of itself now.
+
+    Args:
+        channel: To the server.
+        timeout_s: How long to wait for its answer, in seconds.
+        offset: Learns of the server's clock.
+
+    Raises:
+        UnavailableError: It cannot be reached.
+        RemoteError: It answered with an error, or not in time.
+    """
+    request = pb.PolicyServiceDescribeRequest()
+    stamp(request)
+    response = await unary(
+        channel,
+        f"/{SERVICE}/Describe",
+        request,
+        pb.PolicyServiceDescribeResponse,
+        timeout=timeout_s,
+    )
+    if offset is not None:
         measure(offset, request, response)
-        return response
-
-    return await _until_reached(ask, timeout_s)
+    return response
 
 
 async def _sha256(data: bytes) -> bytes:

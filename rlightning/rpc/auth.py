@@ -145,7 +145,8 @@ class TokenInterceptor(ServerInterceptor):
 
     Args:
         tokens: Who may call.
-        scopes: By full method name, the scope that a token needs, or `ANY`; others need `admin`.
+        scopes: By full method name, the scope that a token needs, or several of which it needs one,
+            between blanks, or `ANY`; others need `admin`.
     """
 
     def __init__(self, tokens: TokenTable, scopes: Mapping[str, str]) -> None:
@@ -174,9 +175,10 @@ class TokenInterceptor(ServerInterceptor):
                 if kind.lower() != "bearer":
                     raise UnauthenticatedError("authorization must be `Bearer TOKEN`")
                 scopes = self._tokens.scopes_of(token.strip())
-                needed = self._scopes.get(method, ADMIN)
-                if needed != ANY and needed not in scopes and ADMIN not in scopes:
-                    raise PermissionDeniedError(f"this call needs a token with scope {needed}")
+                needed = self._scopes.get(method, ADMIN).split()
+                if ANY not in needed and scopes.isdisjoint((*needed, ADMIN)):
+                    one_of = " or ".join(needed)
+                    raise PermissionDeniedError(f"this call needs a token with scope {one_of}")
                 return
         raise UnauthenticatedError(
             "this server wants a token: metadata `authorization: Bearer TOKEN`"

@@ -13,10 +13,11 @@ from google.protobuf.message import DecodeError, Message
 from typing_extensions import Self
 
 from rlightning.errors import ResourceExhaustedError
-from rlightning.rpc import status
+from rlightning.rpc import status, trace_context
 from rlightning.rpc.auth import call_metadata, channel_credentials
 from rlightning.rpc.handlers import EOF
 from rlightning.rpc.options import channel_options
+from rlightning.rpc.trace_context import current_trace
 from rlightning.utils.config.rpc import ClientAuthConfig, RpcConfig
 
 _Response = TypeVar("_Response", bound=Message)
@@ -24,7 +25,9 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class Channel:
-    """A gRPC channel that shows the client's token on every call; messages are bytes.
+    """A gRPC channel that shows the client's token on every call, and whose trace it is part of.
+
+    Messages are bytes.
 
     Belongs to the event loop in which it was made. `connect` makes it.
 
@@ -66,7 +69,9 @@ class Channel:
     def _with_metadata(self, call: Any) -> Callable[..., Any]:
         # Not an interceptor: gRPC would send every message of a stream through it.
         def start(*args: Any, **kwargs: Any) -> Any:
-            return call(*args, metadata=self.metadata, **kwargs)
+            trace = current_trace()
+            context = () if trace is None else ((trace_context.KEY, trace.traceparent),)
+            return call(*args, metadata=self.metadata + context, **kwargs)
 
         return start
 

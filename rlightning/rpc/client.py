@@ -77,6 +77,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
             from it are views. Must be quick: nothing is read meanwhile.
         on_failure: Called once if the session cannot go on; `failure` holds the error too.
         welcome_timeout_s: How long, in seconds, the server may take to answer a hello.
+        route: Asked before each attempt to connect where to go, instead of `channel`; whose channel
+            it returns stays open for as long as the session is there.
 
     Attributes:
         offset: The server's clock against this one.
@@ -108,6 +110,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         on_welcome: Callable[[Reader[ResponseT]], Awaitable[None]] | None = None,
         on_failure: Callable[[RemoteError], None] | None = None,
         welcome_timeout_s: float = _WELCOME_TIMEOUT_S,
+        route: Callable[[], Awaitable[Channel]] | None = None,
     ) -> None:
         if not valid_client_id(client_id):
             raise InvalidRequestError(
@@ -132,12 +135,14 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self._on_message = on_message
         self._on_failure = on_failure
         self._welcome_timeout_s = welcome_timeout_s
+        self._route = route
         self._limits = Limits(max_bytes=channel.rpc.max_message_bytes)
         self._pauses_ms = channel.rpc.reconnect_initial_ms, channel.rpc.reconnect_max_ms
         self._token = ""
         self._stream: ClientStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._welcomed = asyncio.Event()
+        self._welcomes = 0
         self._last_error: RemoteError | None = None
 
     @property
@@ -270,7 +275,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         """Connects again and again, until closed or refused."""
         pause_ms = float(self._pauses_ms[0])
         while True:
-            welcomes = self.epoch
+            welcomes = self._welcomes
             try:
                 await self._connect_once()
                 return  # half-closed by this side
@@ -284,7 +289,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
                 logger.exception("%s: a callback of the session raised", self._method)
                 self._fail(RemoteError(f"{type(error).__name__}: {error}", peer=self.peer))
                 return
-            if self.epoch != welcomes:
+            if self._welcomes != welcomes:
                 pause_ms = float(self._pauses_ms[0])
             await asyncio.sleep(pause_ms / 1000)
             pause_ms = min(pause_ms * 2, self._pauses_ms[1])
@@ -302,6 +307,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         Raises:
             RemoteError: The stream ended in any way but a half-close of this side.
         """
+        if self._route is not None:
+            self._turn_to(await self._route())
         start_call = self._channel.stream_stream(self._method)
         stream = ClientStream(start_call(), self._channel.rpc.max_message_bytes)
         try:
@@ -314,6 +321,12 @@ class SessionClient(Generic[RequestT, ResponseT]):
             self._stream = None
             stream.close()
             stream.ready.set()  # who waits in `send` learns there that the stream is over
+
+    def _turn_to(self, channel: Channel) -> None:
+        """Lets the next stream go to a server, which knows nothing of a session at another one."""
+        if channel is not self._channel:
+            self._channel = channel
+            self._token = ""
 
     async def _greet(self, stream: ClientStream) -> Reader[ResponseT]:
         request = self._request_type()
@@ -358,6 +371,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
 
     def _accept(self, stream: ClientStream, welcome: Welcome) -> None:
         self._token = welcome.resume_token
+        self._welcomes += 1
         self.epoch = welcome.epoch
         self.resumed = welcome.resumed
         self.draining = False

@@ -80,11 +80,11 @@ class Metrics:
         family = self._family(HistogramMetricFamily, name, text, labels)
         family.add_metric(list(labels.values()), [*buckets, ("+Inf", count)], sum_value=total)
 
-    def counts(self, name: str, text: str, counts: Counts) -> None:
+    def counts(self, name: str, text: str, counts: Counts, **labels: str) -> None:
         """Adds how many of which numbers there were."""
-        self.histogram(name, text, counts.edges, counts.classic())
+        self.histogram(name, text, counts.edges, counts.classic(), **labels)
 
-    def stages(self, latency: LatencyStats) -> None:
+    def stages(self, latency: LatencyStats, **labels: str) -> None:
         """Adds how long each stage took."""
         for stage, durations in latency.items():
             if stage == _TWICE:
@@ -95,6 +95,7 @@ class Metrics:
                 EDGES_S,
                 durations.classic(),
                 stage="total" if stage == _TOTAL else stage,
+                **labels,
             )
 
     def sessions(self, method: str, sessions: Iterable[Session]) -> None:

@@ -203,6 +203,11 @@ class SessionRegistry:
                 if over:
                     del self._sessions[session.client_id]
             if stream.opened:
+                how = "ended" if over else "was taken over" if fenced else "is away"
+                logger.info(
+                    "%s: the session of client %s %s%s",
+                    *(self.method, session.client_id, how, f": {error}" if error else ""),
+                )
                 await session.handler.on_close(session, resumable=fenced or not over)
         finally:
             del self._streams[stream]

@@ -26,7 +26,8 @@ async def find_replicas(address: str, *, timeout_s: float = 2.0) -> list[str]:
         UnavailableError: There is no such name now, or no name server answers in time.
     """
     host, _, port = address.rpartition(":")
-    if address.startswith("unix") or _is_number(host) or not host:
+    # With `ipv4:A:PORT,B:PORT`, gRPC finds the one of these places where the server is.
+    if address.startswith(("unix", "ipv4:")) or _is_number(host) or not host:
         return [address]
     loop = asyncio.get_running_loop()
     try:

@@ -14,7 +14,8 @@ class Service(Protocol):
     Attributes:
         name: Full name, such as `rlightning.v1.PolicyService`.
         scopes: By method name, the token scope that may call it: `env`, `actor`, `learner` or
-            `admin`. A method that is not here wants `admin`; a token of that scope may call all.
+            `admin`, or several of them between blanks. A method that is not here wants `admin`; a
+            token of that scope may call all.
 
     A service may also have an attribute `early_methods`, a collection of method names that are
     served while it starts. All others wait for the start, for a bounded time, and then end with

@@ -32,7 +32,9 @@ from rlightning.rpc.protocol import (
 from rlightning.rpc.registry import SessionRegistry
 from rlightning.rpc.spec import session_cap
 from rlightning.rpc.stream import Session, Stream
+from rlightning.rpc.trace_context import trace_of, use_trace
 from rlightning.utils.config.rpc import RpcConfig
+from rlightning.utils.log_fields import add_log_fields
 from rlightning.v1 import space_pb2
 from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Heartbeat
 from rlightning.wire import Limits, Reader, Writer, fill_env_meta, read_env_meta
@@ -179,7 +181,8 @@ class _Conversation:
         if first.message.WhichOneof("body") != "hello":
             raise InvalidRequestError("the first message of a stream must be hello")
         session = await self._open(first)
-        epochs = _bodies_with_epoch(self._handler.request_type)
+        epochs = _bodies_with("epoch", self._handler.request_type)
+        numbered = _bodies_with("seq", self._handler.request_type)
         handler, stream, epoch = self._handler, self._stream, session.epoch
         while (reader := await self._read()) is not None:
             message = reader.message
@@ -191,11 +194,14 @@ class _Conversation:
                 continue
             if body is None or body == "hello":
                 raise InvalidRequestError(f"a message with {body or 'no body'} after hello")
-            if body in epochs and getattr(message, body).epoch != epoch:
-                raise PreconditionError(
-                    f"epoch {getattr(message, body).epoch} is not that of this stream, {epoch}",
-                    reason="EPOCH",
-                )
+            if body in epochs:
+                part = getattr(message, body)
+                if part.epoch != epoch:
+                    raise PreconditionError(
+                        f"epoch {part.epoch} is not that of this stream, {epoch}", reason="EPOCH"
+                    )
+                if body in numbered:
+                    session.seq = part.seq
             stream.busy = True
             await handler.on_message(session, reader)
             stream.busy = False
@@ -232,6 +238,17 @@ class _Conversation:
         await self._registry.wait_previous(stream)
         session.spec = spec
         session.peer = stream.context.peer()
+        trace = trace_of(stream.context.invocation_metadata())
+        if trace is not None:
+            use_trace(trace)
+        add_log_fields(
+            method=self._method,
+            client_id=session.client_id,
+            session_id=session.id,
+            epoch=session.epoch,
+            env_id=None if spec is None else spec.env_id,
+            seq=lambda: session.seq or None,
+        )
         response = await self._handler.on_open(session, reader)
         stream.opened = True
         self._cap = min(self._handler.message_cap(hello.spec, rpc), rpc.max_message_bytes)
@@ -286,11 +303,11 @@ class _Conversation:
             raise UnavailableError("the stream broke")
 
 
-def _bodies_with_epoch(request_type: type[Message]) -> frozenset[str]:
-    """Names the bodies of a request that carry the session's epoch."""
+def _bodies_with(name: str, request_type: type[Message]) -> frozenset[str]:
+    """Names the bodies of a request that have a field."""
     body = request_type.DESCRIPTOR.oneofs_by_name["body"]
     return frozenset(
         field.name
         for field in body.fields
-        if field.message_type is not None and "epoch" in field.message_type.fields_by_name
+        if field.message_type is not None and name in field.message_type.fields_by_name
     )

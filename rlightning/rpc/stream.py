@@ -130,6 +130,7 @@ class Session:
         state: The service's own; kept while the session lives.
         peer: Address of the client.
         arrival: Stamps of the message that `on_message` is given.
+        seq: Number of the last one that had one; 0 before.
         client_state: What the client said it does, a `ClientState`.
         busy_since_ns: Since when the client has been busy with one thing, by its clock; 0 if not.
         owner: Stream that holds it; None while its client is away.
@@ -151,6 +152,7 @@ class Session:
         self.state: Any = None
         self.peer = ""
         self.arrival = Arrival(0, 0, 0)
+        self.seq = 0
         self.client_state = 0
         self.busy_since_ns = 0
         self.owner: Stream | None = None

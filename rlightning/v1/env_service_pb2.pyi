@@ -56,18 +56,20 @@ class AttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[AttachHello, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., steps: _Optional[_Union[AttachSteps, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class AttachHello(_message.Message):
-    __slots__ = ("session", "last_seq", "last_env_ret", "wants_acks", "cameras")
+    __slots__ = ("session", "last_seq", "last_env_ret", "wants_acks", "cameras", "policy")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     LAST_ENV_RET_FIELD_NUMBER: _ClassVar[int]
     WANTS_ACKS_FIELD_NUMBER: _ClassVar[int]
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Hello
     last_seq: int
     last_env_ret: _env_ret_pb2.EnvRet
     wants_acks: bool
     cameras: _containers.RepeatedCompositeFieldContainer[CameraEncoding]
-    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., last_seq: _Optional[int] = ..., last_env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ..., wants_acks: _Optional[bool] = ..., cameras: _Optional[_Iterable[_Union[CameraEncoding, _Mapping]]] = ...) -> None: ...
+    policy: str
+    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., last_seq: _Optional[int] = ..., last_env_ret: _Optional[_Union[_env_ret_pb2.EnvRet, _Mapping]] = ..., wants_acks: _Optional[bool] = ..., cameras: _Optional[_Iterable[_Union[CameraEncoding, _Mapping]]] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class CameraEncoding(_message.Message):
     __slots__ = ("path", "format")

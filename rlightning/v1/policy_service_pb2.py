@@ -29,43 +29,47 @@ from rlightning.v1 import space_pb2 as rlightning_dot_v1_dot_space__pb2
 from rlightning.v1 import tensor_pb2 as rlightning_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"rlightning/v1/policy_service.proto\x12\rrlightning.v1\x1a\x1brlightning/v1/env_ret.proto\x1a#rlightning/v1/policy_response.proto\x1a\x1brlightning/v1/session.proto\x1a\x19rlightning/v1/space.proto\x1a\x1arlightning/v1/tensor.proto\"\xbc\x01\n\nActRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.rlightning.v1.ActHelloH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12&\n\x04step\x18\x03 \x01(\x0b\x32\x16.rlightning.v1.ActStepH\x00\x12%\n\x06timing\x18\x04 \x01(\x0b\x32\x15.rlightning.v1.TimingB\x06\n\x04\x62ody\"M\n\x08\x41\x63tHello\x12%\n\x07session\x18\x01 \x01(\x0b\x32\x14.rlightning.v1.Hello\x12\x1a\n\x12min_policy_version\x18\x02 \x01(\x03\"\xd3\x01\n\x07\x41\x63tStep\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12&\n\x07\x65nv_ret\x18\x03 \x01(\x0b\x32\x15.rlightning.v1.EnvRet\x12!\n\x04mode\x18\x04 \x01(\x0e\x32\x13.rlightning.v1.Mode\x12\'\n\x07purpose\x18\x05 \x01(\x0e\x32\x16.rlightning.v1.Purpose\x12\x13\n\x0breset_state\x18\x06 \x01(\x08\x12#\n\x05state\x18\x07 \x01(\x0b\x32\x14.rlightning.v1.Value\"\xec\x01\n\x0b\x41\x63tResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.rlightning.v1.ActWelcomeH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12*\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x18.rlightning.v1.ActAnswerH\x00\x12%\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x14.rlightning.v1.DrainH\x00\x12%\n\x06timing\x18\x05 \x01(\x0b\x32\x15.rlightning.v1.TimingB\x06\n\x04\x62ody\"\x8d\x01\n\nActWelcome\x12\'\n\x07session\x18\x01 \x01(\x0b\x32\x16.rlightning.v1.Welcome\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12\x11\n\trecurrent\x18\x03 \x01(\x08\x12+\n\rinitial_state\x18\x04 \x01(\x0b\x32\x14.rlightning.v1.Value\"\xce\x01\n\tActAnswer\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.rlightning.v1.PolicyResponseH\x00\x12+\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1a.rlightning.v1.ErrorStatusH\x00\x12%\n\x06stages\x18\x04 \x01(\x0b\x32\x15.rlightning.v1.Stages\x12#\n\x05state\x18\x05 \x01(\x0b\x32\x14.rlightning.v1.ValueB\x08\n\x06result\"`\n\rWeightsHeader\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x12\n\nlearner_id\x18\x04 \x01(\t\"`\n\x15PublishWeightsRequest\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1c.rlightning.v1.WeightsHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"0\n\x16PublishWeightsResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\"0\n\x12PullWeightsRequest\x12\x1a\n\x12min_policy_version\x18\x01 \x01(\x03\"^\n\x13PullWeightsResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1c.rlightning.v1.WeightsHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"E\n\x1cPolicyServiceDescribeRequest\x12%\n\x06timing\x18\x01 \x01(\x0b\x32\x15.rlightning.v1.Timing\"\xd4\x01\n\x1dPolicyServiceDescribeResponse\x12\x17\n\x0flibrary_version\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12\x10\n\x08sessions\x18\x03 \x01(\x03\x12#\n\x05stats\x18\x04 \x01(\x0b\x32\x14.rlightning.v1.Value\x12%\n\x06timing\x18\x05 \x01(\x0b\x32\x15.rlightning.v1.Timing\x12$\n\x04spec\x18\x06 \x01(\x0b\x32\x16.rlightning.v1.EnvMeta*@\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cMODE_EXPLORE\x10\x01\x12\x10\n\x0cMODE_EXPLOIT\x10\x02*[\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x10\n\x0cPURPOSE_EVAL\x10\x02\x12\x12\n\x0ePURPOSE_RECORD\x10\x03\x32\xf1\x02\n\rPolicyService\x12@\n\x03\x41\x63t\x12\x19.rlightning.v1.ActRequest\x1a\x1a.rlightning.v1.ActResponse(\x01\x30\x01\x12_\n\x0ePublishWeights\x12$.rlightning.v1.PublishWeightsRequest\x1a%.rlightning.v1.PublishWeightsResponse(\x01\x12V\n\x0bPullWeights\x12!.rlightning.v1.PullWeightsRequest\x1a\".rlightning.v1.PullWeightsResponse0\x01\x12\x65\n\x08\x44\x65scribe\x12+.rlightning.v1.PolicyServiceDescribeRequest\x1a,.rlightning.v1.PolicyServiceDescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"rlightning/v1/policy_service.proto\x12\rrlightning.v1\x1a\x1brlightning/v1/env_ret.proto\x1a#rlightning/v1/policy_response.proto\x1a\x1brlightning/v1/session.proto\x1a\x19rlightning/v1/space.proto\x1a\x1arlightning/v1/tensor.proto\"\xbc\x01\n\nActRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.rlightning.v1.ActHelloH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12&\n\x04step\x18\x03 \x01(\x0b\x32\x16.rlightning.v1.ActStepH\x00\x12%\n\x06timing\x18\x04 \x01(\x0b\x32\x15.rlightning.v1.TimingB\x06\n\x04\x62ody\"]\n\x08\x41\x63tHello\x12%\n\x07session\x18\x01 \x01(\x0b\x32\x14.rlightning.v1.Hello\x12\x1a\n\x12min_policy_version\x18\x02 \x01(\x03\x12\x0e\n\x06policy\x18\x03 \x01(\t\"\xd3\x01\n\x07\x41\x63tStep\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12&\n\x07\x65nv_ret\x18\x03 \x01(\x0b\x32\x15.rlightning.v1.EnvRet\x12!\n\x04mode\x18\x04 \x01(\x0e\x32\x13.rlightning.v1.Mode\x12\'\n\x07purpose\x18\x05 \x01(\x0e\x32\x16.rlightning.v1.Purpose\x12\x13\n\x0breset_state\x18\x06 \x01(\x08\x12#\n\x05state\x18\x07 \x01(\x0b\x32\x14.rlightning.v1.Value\"\xec\x01\n\x0b\x41\x63tResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.rlightning.v1.ActWelcomeH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.rlightning.v1.HeartbeatH\x00\x12*\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x18.rlightning.v1.ActAnswerH\x00\x12%\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x14.rlightning.v1.DrainH\x00\x12%\n\x06timing\x18\x05 \x01(\x0b\x32\x15.rlightning.v1.TimingB\x06\n\x04\x62ody\"\x8d\x01\n\nActWelcome\x12\'\n\x07session\x18\x01 \x01(\x0b\x32\x16.rlightning.v1.Welcome\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12\x11\n\trecurrent\x18\x03 \x01(\x08\x12+\n\rinitial_state\x18\x04 \x01(\x0b\x32\x14.rlightning.v1.Value\"\xce\x01\n\tActAnswer\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.rlightning.v1.PolicyResponseH\x00\x12+\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1a.rlightning.v1.ErrorStatusH\x00\x12%\n\x06stages\x18\x04 \x01(\x0b\x32\x15.rlightning.v1.Stages\x12#\n\x05state\x18\x05 \x01(\x0b\x32\x14.rlightning.v1.ValueB\x08\n\x06result\"p\n\rWeightsHeader\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x12\n\nlearner_id\x18\x04 \x01(\t\x12\x0e\n\x06policy\x18\x05 \x01(\t\"`\n\x15PublishWeightsRequest\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1c.rlightning.v1.WeightsHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"0\n\x16PublishWeightsResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\"@\n\x12PullWeightsRequest\x12\x1a\n\x12min_policy_version\x18\x01 \x01(\x03\x12\x0e\n\x06policy\x18\x02 \x01(\t\"^\n\x13PullWeightsResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1c.rlightning.v1.WeightsHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"G\n\x10KeepLeaseRequest\x12\x12\n\nlearner_id\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\"=\n\x11KeepLeaseResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x10\n\x08lease_ms\x18\x02 \x01(\x03\"E\n\x1cPolicyServiceDescribeRequest\x12%\n\x06timing\x18\x01 \x01(\x0b\x32\x15.rlightning.v1.Timing\"\xe5\x01\n\x1dPolicyServiceDescribeResponse\x12\x17\n\x0flibrary_version\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12\x10\n\x08sessions\x18\x03 \x01(\x03\x12#\n\x05stats\x18\x04 \x01(\x0b\x32\x14.rlightning.v1.Value\x12%\n\x06timing\x18\x05 \x01(\x0b\x32\x15.rlightning.v1.Timing\x12$\n\x04spec\x18\x06 \x01(\x0b\x32\x16.rlightning.v1.EnvMeta\x12\x0f\n\x07serving\x18\x07 \x01(\x08*@\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cMODE_EXPLORE\x10\x01\x12\x10\n\x0cMODE_EXPLOIT\x10\x02*[\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x10\n\x0cPURPOSE_EVAL\x10\x02\x12\x12\n\x0ePURPOSE_RECORD\x10\x03\x32\xc1\x03\n\rPolicyService\x12@\n\x03\x41\x63t\x12\x19.rlightning.v1.ActRequest\x1a\x1a.rlightning.v1.ActResponse(\x01\x30\x01\x12_\n\x0ePublishWeights\x12$.rlightning.v1.PublishWeightsRequest\x1a%.rlightning.v1.PublishWeightsResponse(\x01\x12V\n\x0bPullWeights\x12!.rlightning.v1.PullWeightsRequest\x1a\".rlightning.v1.PullWeightsResponse0\x01\x12N\n\tKeepLease\x12\x1f.rlightning.v1.KeepLeaseRequest\x1a .rlightning.v1.KeepLeaseResponse\x12\x65\n\x08\x44\x65scribe\x12+.rlightning.v1.PolicyServiceDescribeRequest\x1a,.rlightning.v1.PolicyServiceDescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rlightning.v1.policy_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=1957
-  _globals['_MODE']._serialized_end=2021
-  _globals['_PURPOSE']._serialized_start=2023
-  _globals['_PURPOSE']._serialized_end=2114
+  _globals['_MODE']._serialized_start=2158
+  _globals['_MODE']._serialized_end=2222
+  _globals['_PURPOSE']._serialized_start=2224
+  _globals['_PURPOSE']._serialized_end=2315
   _globals['_ACTREQUEST']._serialized_start=204
   _globals['_ACTREQUEST']._serialized_end=392
   _globals['_ACTHELLO']._serialized_start=394
-  _globals['_ACTHELLO']._serialized_end=471
-  _globals['_ACTSTEP']._serialized_start=474
-  _globals['_ACTSTEP']._serialized_end=685
-  _globals['_ACTRESPONSE']._serialized_start=688
-  _globals['_ACTRESPONSE']._serialized_end=924
-  _globals['_ACTWELCOME']._serialized_start=927
-  _globals['_ACTWELCOME']._serialized_end=1068
-  _globals['_ACTANSWER']._serialized_start=1071
-  _globals['_ACTANSWER']._serialized_end=1277
-  _globals['_WEIGHTSHEADER']._serialized_start=1279
-  _globals['_WEIGHTSHEADER']._serialized_end=1375
-  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_start=1377
-  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_end=1473
-  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_start=1475
-  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_end=1523
-  _globals['_PULLWEIGHTSREQUEST']._serialized_start=1525
-  _globals['_PULLWEIGHTSREQUEST']._serialized_end=1573
-  _globals['_PULLWEIGHTSRESPONSE']._serialized_start=1575
-  _globals['_PULLWEIGHTSRESPONSE']._serialized_end=1669
-  _globals['_POLICYSERVICEDESCRIBEREQUEST']._serialized_start=1671
-  _globals['_POLICYSERVICEDESCRIBEREQUEST']._serialized_end=1740
-  _globals['_POLICYSERVICEDESCRIBERESPONSE']._serialized_start=1743
-  _globals['_POLICYSERVICEDESCRIBERESPONSE']._serialized_end=1955
-  _globals['_POLICYSERVICE']._serialized_start=2117
-  _globals['_POLICYSERVICE']._serialized_end=2486
+  _globals['_ACTHELLO']._serialized_end=487
+  _globals['_ACTSTEP']._serialized_start=490
+  _globals['_ACTSTEP']._serialized_end=701
+  _globals['_ACTRESPONSE']._serialized_start=704
+  _globals['_ACTRESPONSE']._serialized_end=940
+  _globals['_ACTWELCOME']._serialized_start=943
+  _globals['_ACTWELCOME']._serialized_end=1084
+  _globals['_ACTANSWER']._serialized_start=1087
+  _globals['_ACTANSWER']._serialized_end=1293
+  _globals['_WEIGHTSHEADER']._serialized_start=1295
+  _globals['_WEIGHTSHEADER']._serialized_end=1407
+  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_start=1409
+  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_end=1505
+  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_start=1507
+  _globals['_PUBLISHWEIGHTSRESPONSE']._serialized_end=1555
+  _globals['_PULLWEIGHTSREQUEST']._serialized_start=1557
+  _globals['_PULLWEIGHTSREQUEST']._serialized_end=1621
+  _globals['_PULLWEIGHTSRESPONSE']._serialized_start=1623
+  _globals['_PULLWEIGHTSRESPONSE']._serialized_end=1717
+  _globals['_KEEPLEASEREQUEST']._serialized_start=1719
+  _globals['_KEEPLEASEREQUEST']._serialized_end=1790
+  _globals['_KEEPLEASERESPONSE']._serialized_start=1792
+  _globals['_KEEPLEASERESPONSE']._serialized_end=1853
+  _globals['_POLICYSERVICEDESCRIBEREQUEST']._serialized_start=1855
+  _globals['_POLICYSERVICEDESCRIBEREQUEST']._serialized_end=1924
+  _globals['_POLICYSERVICEDESCRIBERESPONSE']._serialized_start=1927
+  _globals['_POLICYSERVICEDESCRIBERESPONSE']._serialized_end=2156
+  _globals['_POLICYSERVICE']._serialized_start=2318
+  _globals['_POLICYSERVICE']._serialized_end=2767
 # @@protoc_insertion_point(module_scope)

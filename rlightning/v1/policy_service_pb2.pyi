@@ -44,12 +44,14 @@ class ActRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[ActHello, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., step: _Optional[_Union[ActStep, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class ActHello(_message.Message):
-    __slots__ = ("session", "min_policy_version")
+    __slots__ = ("session", "min_policy_version", "policy")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MIN_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     session: _session_pb2.Hello
     min_policy_version: int
-    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., min_policy_version: _Optional[int] = ...) -> None: ...
+    policy: str
+    def __init__(self, session: _Optional[_Union[_session_pb2.Hello, _Mapping]] = ..., min_policy_version: _Optional[int] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class ActStep(_message.Message):
     __slots__ = ("seq", "epoch", "env_ret", "mode", "purpose", "reset_state", "state")
@@ -110,16 +112,18 @@ class ActAnswer(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., response: _Optional[_Union[_policy_response_pb2.PolicyResponse, _Mapping]] = ..., error: _Optional[_Union[_session_pb2.ErrorStatus, _Mapping]] = ..., stages: _Optional[_Union[_session_pb2.Stages, _Mapping]] = ..., state: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ...) -> None: ...
 
 class WeightsHeader(_message.Message):
-    __slots__ = ("policy_version", "total_bytes", "sha256", "learner_id")
+    __slots__ = ("policy_version", "total_bytes", "sha256", "learner_id", "policy")
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     policy_version: int
     total_bytes: int
     sha256: bytes
     learner_id: str
-    def __init__(self, policy_version: _Optional[int] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., learner_id: _Optional[str] = ...) -> None: ...
+    policy: str
+    def __init__(self, policy_version: _Optional[int] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., learner_id: _Optional[str] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class PublishWeightsRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -136,10 +140,12 @@ class PublishWeightsResponse(_message.Message):
     def __init__(self, policy_version: _Optional[int] = ...) -> None: ...
 
 class PullWeightsRequest(_message.Message):
-    __slots__ = ("min_policy_version",)
+    __slots__ = ("min_policy_version", "policy")
     MIN_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     min_policy_version: int
-    def __init__(self, min_policy_version: _Optional[int] = ...) -> None: ...
+    policy: str
+    def __init__(self, min_policy_version: _Optional[int] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class PullWeightsResponse(_message.Message):
     __slots__ = ("header", "chunk")
@@ -149,6 +155,24 @@ class PullWeightsResponse(_message.Message):
     chunk: bytes
     def __init__(self, header: _Optional[_Union[WeightsHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
+class KeepLeaseRequest(_message.Message):
+    __slots__ = ("learner_id", "policy", "leaving")
+    LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    learner_id: str
+    policy: str
+    leaving: bool
+    def __init__(self, learner_id: _Optional[str] = ..., policy: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
+
+class KeepLeaseResponse(_message.Message):
+    __slots__ = ("policy_version", "lease_ms")
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    policy_version: int
+    lease_ms: int
+    def __init__(self, policy_version: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
 class PolicyServiceDescribeRequest(_message.Message):
     __slots__ = ("timing",)
     TIMING_FIELD_NUMBER: _ClassVar[int]
@@ -156,17 +180,19 @@ class PolicyServiceDescribeRequest(_message.Message):
     def __init__(self, timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ...) -> None: ...
 
 class PolicyServiceDescribeResponse(_message.Message):
-    __slots__ = ("library_version", "policy_version", "sessions", "stats", "timing", "spec")
+    __slots__ = ("library_version", "policy_version", "sessions", "stats", "timing", "spec", "serving")
     LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
     library_version: str
     policy_version: int
     sessions: int
     stats: _tensor_pb2.Value
     timing: _session_pb2.Timing
     spec: _space_pb2.EnvMeta
-    def __init__(self, library_version: _Optional[str] = ..., policy_version: _Optional[int] = ..., sessions: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ...) -> None: ...
+    serving: bool
+    def __init__(self, library_version: _Optional[str] = ..., policy_version: _Optional[int] = ..., sessions: _Optional[int] = ..., stats: _Optional[_Union[_tensor_pb2.Value, _Mapping]] = ..., timing: _Optional[_Union[_session_pb2.Timing, _Mapping]] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ..., serving: _Optional[bool] = ...) -> None: ...

@@ -11,10 +11,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
+import gymnasium as gym
+
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, BufferPort, EnvPort, run_actor
 from rlightning.buffer.arguments import make_table
 from rlightning.buffer.remote_buffer import InsertClient, items_per_message
 from rlightning.buffer.routing import tables_of
+from rlightning.chunks import ChunkedActions
 from rlightning.env.attached import AttachedGroup
 from rlightning.env.control import Quorum
 from rlightning.env.hosting import HostedGroup
@@ -30,8 +33,10 @@ from rlightning.errors import (
 from rlightning.latency import ClockOffset, LatencyStats
 from rlightning.latency.trace import TraceLog
 from rlightning.policy.remote_policy import PolicyClient
+from rlightning.policy.replicas import Replicas
 from rlightning.rpc.metrics import Metrics
 from rlightning.utils.config import BufferConfig, MainConfig
+from rlightning.utils.log_fields import add_log_fields
 
 from .unasked import UnaskedSteps
 
@@ -81,6 +86,8 @@ class Driver:
         self._quorum = quorum
         self._on_failure = on_failure
         self._table = make_table(config.buffer)
+        # Made with the first actor: where drivers step all envs there is no address.
+        self._replicas: Replicas | None = None
         self._actors = [self._actor(group, control, hosted=True) for group in groups]
         self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
         self._farewells: dict[asyncio.Task[None], _Actor] = {}
@@ -192,6 +199,8 @@ class Driver:
             for farewell in farewells:
                 farewell.cancel()
             await asyncio.gather(*farewells, return_exceptions=True)
+        if self._replicas is not None:
+            await self._replicas.close()
 
     def stats(self) -> dict[str, Any]:
         """Returns counters, and seconds by stage, over all groups."""
@@ -205,6 +214,7 @@ class Driver:
             "env_errors": sum(one.env_errors for one in stats.values()),
             "policy_errors": sum(one.policy_errors for one in stats.values()),
             "segments": sum(one.segments for one in stats.values()),
+            "actions_skipped": sum(a.chunks.skipped for a in actors if a.chunks is not None),
             "steps_dropped": sum(group.dropped for group in self._attached),
             "inserts_resent": sum(actor.buffer.resent for actor in actors),
             "last_errors": {name: one.last_error for name, one in stats.items() if one.last_error},
@@ -248,9 +258,14 @@ class Driver:
     def _actor(
         self, group: HostedGroup | AttachedGroup, control: ActorControl, *, hosted: bool = False
     ) -> _Actor:
+        if self._replicas is None:
+            service = self._config.services.policy
+            self._replicas = Replicas(service.dial_addresses, rpc=service.rpc, auth=service.auth)
         address = self.buffer_of(group.env_id, hosted=hosted)
         return _Actor(
-            self._config, group, control, self.latency, self.traces, self._quorum, address
+            *(self._config, group, control, self.latency, self.traces, self._quorum),
+            replicas=self._replicas,
+            buffer_address=address,
         )
 
     async def _drive(self, actor: _Actor) -> None:
@@ -258,6 +273,7 @@ class Driver:
 
     async def _guarded(self, actor: _Actor, work: Coroutine[Any, Any, None]) -> None:
         env_id = actor.group.env_id
+        add_log_fields(env_id=env_id)
         try:
             await work
         except Exception as error:
@@ -270,6 +286,7 @@ class Driver:
 
     async def _drive_attached(self, actor: _Actor, group: AttachedGroup) -> None:
         """Drives one client's env; what goes wrong there is told to that client alone."""
+        add_log_fields(env_id=group.env_id)
         try:
             await actor.run()
         except Exception as error:
@@ -340,6 +357,8 @@ class _Actor:
         latency: LatencyStats,
         traces: TraceLog,
         quorum: Quorum,
+        *,
+        replicas: Replicas,
         buffer_address: str,
     ) -> None:
         services = config.services
@@ -353,12 +372,14 @@ class _Actor:
         self._traces = traces
         self._is_connected = False
         self.policy = PolicyClient(
-            services.policy.dial_address,
+            services.policy.dial_addresses,
             spec=group.meta,
             client_id=client_id,
             rpc=services.policy.rpc,
             auth=services.policy.auth,
             stats=latency,
+            replicas=replicas,
+            policy=group.policy if isinstance(group, AttachedGroup) else group.config.policy,
         )
         self.buffer = InsertClient(
             buffer_address,
@@ -371,6 +392,9 @@ class _Actor:
             stats=latency,
         )
         self.steps = UnaskedSteps(self.buffer)
+        self.chunks: ChunkedActions | None = None
+        # What comes when must not matter in lockstep.
+        self._ahead = 0 if config.train.lockstep else services.env.chunk_ahead
         self._info_keys = group.config.info_keys if isinstance(group, HostedGroup) else INFO_KEYS
 
     async def run(self) -> None:
@@ -399,16 +423,22 @@ class _Actor:
         self._is_connected = True
 
     async def _act(self, env: EnvPort, buffer: BufferPort, **limits: Any) -> None:
+        space = self.group.meta.action_space
+        # A client with a control loop executes chunks by itself.
+        if isinstance(space, gym.Space) and not getattr(self.group, "wants_acks", False):
+            self.chunks = ChunkedActions(self.policy, buffer, space, ahead=self._ahead)
         await run_actor(
             env,
-            self.policy,
-            buffer,
+            self.chunks or self.policy,
+            self.chunks or buffer,
             info_keys=self._info_keys,
             control=self.control,
             stats=self.stats,
             traces=self._traces,
             **limits,
         )
+        if self.chunks is not None:
+            await self.chunks.finish()
 
     async def close(self) -> None:
         await asyncio.gather(self.policy.close(), self.buffer.close())

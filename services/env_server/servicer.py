@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rlightning.actor import ActorControl
 from rlightning.env.attached import PREFIX, AttachedGroup, AttachSessions
@@ -176,19 +176,24 @@ class EnvService:
         group.leave()
         group.close()
 
-    def _expected(self) -> EnvMeta | None:
-        """Returns what clients have to declare: one policy answers all that actors step."""
+    def _expected(self, policy: str) -> EnvMeta | None:
+        """Returns what clients have to declare: a policy answers all the same spaces."""
         if self._config.services.env.attached_driver == "external":
             return None
-        acted = [group.meta for group in self._groups if group.config.driver == "actor"]
-        attached = [group.meta for group in self._attached.groups.values()]
+        acted = [
+            group.meta
+            for group in self._groups
+            if group.config.driver == "actor" and group.config.policy == policy
+        ]
+        attached = [g.meta for g in self._attached.groups.values() if g.policy == policy]
         return next(iter(acted + attached), None)
 
     def _check_upstream(self) -> None:
-        for name, dialled in (
-            ("policy", lambda: self._config.services.policy.dial_address),
-            ("buffer", lambda: self._config.buffer_addresses),
-        ):
+        upstream: dict[str, Callable[[], list[str]]] = {
+            "policy": lambda: self._config.services.policy.dial_addresses,
+            "buffer": lambda: self._config.buffer_addresses,
+        }
+        for name, dialled in upstream.items():
             try:
                 dialled()  # raises without an address
             except ConfigError as error:

@@ -13,6 +13,7 @@ from rlightning.cli.app import app
 from rlightning.rpc.health import Health
 from rlightning.utils.config import load_config
 from tests.manifests import OVERLAYS, find, left_to_the_run, matches, pods, render
+from tests.monitoring import scaling
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = {"env-server": "env", "policy-server": "policy", "buffer-server": "buffer"}
@@ -166,12 +167,20 @@ def test_pods_may_do_no_more_than_they_must(overlay, config_of):
 
 
 @overlays
-def test_budgets_are_of_what_there_is(overlay):
+def test_budgets_and_autoscalers_are_of_what_there_is(overlay):
     labels = {name: pod["metadata"]["labels"] for name, pod in pods(overlay)}
     for name, budget in find(overlay, "PodDisruptionBudget").items():
         found = [n for n, given in labels.items() if matches(budget["spec"]["selector"], given)]
         assert found == [name]
     assert find(overlay, "PodDisruptionBudget").keys() == SERVERS.keys()
+    for scaler in find(overlay, "HorizontalPodAutoscaler").values():
+        target = find(overlay, scaler["spec"]["scaleTargetRef"]["kind"])[
+            scaler["spec"]["scaleTargetRef"]["name"]
+        ]
+        assert "replicas" not in target["spec"]
+        for metric in scaler["spec"]["metrics"]:
+            kind = metric["type"].lower()
+            assert metric[kind]["metric"]["name"] in {known["name"]["as"] for known in scaling()}
 
 
 def may_reach(overlay, source, target, port):
@@ -210,6 +219,7 @@ def test_the_network_lets_through_who_has_to_and_nobody_else(overlay):
         ("client", "env-server"),
         ("env-server", "policy-server"),
         ("env-server", "buffer-server"),
+        ("policy-server", "policy-server"),
         *(("learner", target) for target in grpc),
     }
     for target in (*grpc, "learner"):

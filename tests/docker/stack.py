@@ -3,7 +3,9 @@
 import fcntl
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -81,11 +83,14 @@ class Stack:
     def __call__(self, *arguments, timeout_s=60.0):
         return run(*self._compose, *arguments, timeout_s=timeout_s)
 
-    def up(self):
-        self("up", "--detach", "--no-build", "--wait", "--wait-timeout", 180, timeout_s=200)
+    def up(self, *options):
+        self(
+            *("up", "--detach", "--no-build", "--wait", "--wait-timeout", 180, *options),
+            timeout_s=200,
+        )
 
-    def down(self):
-        self("down", "--volumes", "--timeout", 20)
+    def down(self, *, volumes=True):
+        self("down", *(["--volumes"] if volumes else []), "--timeout", 20)
 
     def inspect(self, service):
         return json.loads(run("docker", "inspect", self("ps", "-aq", service).strip()))[0]
@@ -97,6 +102,30 @@ class Stack:
 
     def learner_log(self):
         return self("logs", "--no-log-prefix", "learner")
+
+    def progress(self):
+        """Returns the run folder that the learner writes to, and the env steps and version shown last."""
+        folder, _, log = self.learner_log().rpartition("run folder ")[2].partition("\n")
+        lines = re.findall(r"steps ([\d,]+) .* version (\d+)", log)
+        steps, version = lines[-1] if lines else ("0", "0")
+        return folder, int(steps.replace(",", "")), int(version)
+
+    def wait_for_progress(self, steps, versions, message):
+        """Waits until the run has so many more env steps, and as many more versions of weights."""
+        _, begun, first = self.progress()
+
+        def further():
+            _, now, last = self.progress()
+            return now >= begun + steps and last >= first + versions
+
+        wait_until(further, 90, message)
+
+    def kill(self, service):
+        """Kills the first process of a service's container, and waits until the engine has started it again."""
+        before = self.inspect(service)["RestartCount"]
+        # Not `docker kill`, which the engine takes for a person's wish and does not restart.
+        os.kill(self.inspect(service)["State"]["Pid"], signal.SIGKILL)
+        wait_until(lambda: self.inspect(service)["RestartCount"] == before + 1, 30, "restarted")
 
     def wait_for_log(self, condition, timeout_s, message):
         """Waits until the learner's log fulfils a condition."""

@@ -29,6 +29,8 @@ REPLAY = (
     *("buffer.type=ReplayBuffer", "policy.type=q_network", "learner.algorithm=dqn"),
     *("buffer.sampler.type=prioritised", "learner.learning_starts=100", "train.batch_size=16"),
     *("learner.updates_per_step=0.25", "train.max_env_steps=10000000"),
+    *("buffer.tables.other.type=RolloutBuffer", "buffer.tables.all.capacity=5000"),
+    "learner.table=all",
 )
 
 

@@ -56,6 +56,8 @@ def test_what_is_in_the_wheel(tmp_path):
     assert {name.partition("/")[0].split("-")[0] for name in names} == {"rlightning"}
     for needed in ("py.typed", "v1/env_ret_pb2.pyi", "cluster/templates/config.yaml.tmpl"):
         assert f"rlightning/{needed}" in names
+    for needed in ("index.html", "app.js", "app.css", "uplot/uPlot.iife.min.js", "uplot/LICENSE"):
+        assert f"rlightning/cluster/dashboard/page/{needed}" in names
     for service in ("env_server", "policy_server", "buffer_server"):
         assert f"rlightning/services/{service}/__main__.py" in names
 

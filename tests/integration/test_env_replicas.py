@@ -61,6 +61,19 @@ async def looked(envs, condition):
     return condition()
 
 
+async def test_a_name_that_is_not_known_yet_is_looked_up_each_time(names, monkeypatch):
+    monkeypatch.setattr("rlightning.cluster.env_servers._FIND_EVERY_S", 60.0)
+    section = main_config().services.env.model_copy(update={"address": f"{NAME}:1"})
+    envs = EnvServers(section, fresh=False)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match=f"the name {NAME} is not known"):
+            await envs.look(5)
+    names.append("127.0.0.1")
+    with pytest.raises(UnavailableError, match="127.0.0.1:1"):
+        await envs.look(5)
+    await envs.close()
+
+
 async def test_replicas_join_pause_and_leave_without_loss(names, tmp_path):
     with socket.socket() as one:
         one.bind(("127.0.0.2", 0))
@@ -88,9 +101,6 @@ async def test_replicas_join_pause_and_leave_without_loss(names, tmp_path):
         section = main_config().services.env.model_copy(update={"address": address})
         envs = EnvServers(section, fresh=False, report=said.append)
         stack.push_async_callback(envs.close)
-        with pytest.raises(UnavailableError, match=f"the name {NAME} is not known"):
-            await envs.look(5)
-
         config.services.env.replica = "a"
         first = EnvService(config)
         first_server = await running(stack, first, f"127.0.0.2:{port}", f"127.0.0.5:{port}")

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from rlightning.cluster import snapshot
 from rlightning.cluster.runs import PROGRESS_FILE
 from rlightning.cluster.snapshot import Observer, Target
 from rlightning.rpc.server import serve
@@ -85,6 +86,30 @@ async def test_what_a_token_is_needed_for_is_told_and_the_rest_is_seen(tmp_path)
         assert set(known.tables) == {"default"}
     finally:
         await buffer.stop(grace_s=0)
+
+
+async def test_servers_behind_one_name_are_each_looked_at_and_may_become_more(monkeypatch):
+    monkeypatch.setattr(snapshot, "_FIND_EVERY_S", 0.0)
+    known = []
+
+    async def find(address, *, timeout_s):
+        return known or [address]
+
+    monkeypatch.setattr(snapshot, "find_replicas", find)
+    first, second = [await start(BufferService(config())) for _ in range(2)]
+    try:
+        async with Observer([Target("buffer", first.address)], timeout_s=10) as observer:
+            assert [one.name for one in (await observer.gather()).services] == ["buffer"]
+            known += [first.address, second.address]
+            both = (await observer.gather()).services
+            assert [(one.name, one.address, one.state) for one in both] == [
+                ("buffer@127.0.0.1", first.address, "SERVING"),
+                ("buffer@127.0.0.1", second.address, "SERVING"),
+            ]
+            known.remove(first.address)
+            assert len((await observer.gather()).services) == 1
+    finally:
+        await asyncio.gather(first.stop(grace_s=0), second.stop(grace_s=0))
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"time": 3, "latencies_s": {}}'])

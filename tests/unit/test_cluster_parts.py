@@ -1,7 +1,6 @@
 """Small parts of the cluster: exit codes, seeds, state folders, reasons of a death."""
 
 import errno
-import logging
 import signal
 import subprocess
 import sys
@@ -19,11 +18,12 @@ from rlightning.cluster.guard import (
 from rlightning.cluster.init import write_project
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.launcher import last_words, written_reason
-from rlightning.cluster.logs import JsonFormatter
 from rlightning.cluster.prepare import (
     check_batch_size,
-    check_default_table,
+    check_learner,
     check_lockstep,
+    check_ranks,
+    check_table,
     make_save_dir,
     own_state,
     prepare,
@@ -88,6 +88,25 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra():
     assert str(caught.value) == (
         "the policy server needs no_such_library: pip install 'rlightning[policy]'"
     )
+
+
+def test_rows_of_another_policy_are_not_learned_from():
+    envs = [
+        {"name": name, "backend": "gymnasium", "task": "CartPole-v1", "policy": policy}
+        for name, policy in (("left", "default"), ("right", "opponent"))
+    ]
+    sections = {"env": envs, "policy": {"named": {"opponent": {}}}}
+    config = MainConfig.from_dict(sections)
+    prepared = prepare(config)
+    assert prepared.policy.named["opponent"].seed == prepared.policy.seed is not None
+    with pytest.raises(ConfigError, match=r"env.1.policy: rows in which 'opponent' acts"):
+        check_learner(config)
+    tables = {"default": {"envs": ["left-*"]}, "rest": {"envs": ["right-*"]}}
+    check_learner(MainConfig.from_dict({**sections, "buffer": {"tables": tables}}))
+    with pytest.raises(ConfigError, match=r"env.1.policy: expected one of default \(policy"):
+        prepare(MainConfig.from_dict({"env": envs}))
+    with pytest.raises(ConfigError, match="'default' is the policy of the section itself"):
+        MainConfig.from_dict({"env": envs, "policy": {"named": {"default": {}}}})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -203,10 +222,37 @@ def test_a_minibatch_fits_into_a_rollout():
 
 
 def test_a_run_needs_the_table_that_it_samples():
-    check_default_table(make_config())
-    check_default_table(make_config(buffer={"tables": {"default": {}, "real": {}}}))
-    with pytest.raises(ConfigError, match=r"^buffer.tables: .* 'default', got \['real'\]"):
-        check_default_table(make_config(buffer={"tables": {"real": {}}}))
+    check_table(make_config())
+    check_table(make_config(buffer={"tables": {"default": {}, "real": {}}}))
+    real = make_config(buffer={"tables": {"real": {}}}, learner={"table": "real"})
+    check_table(real)
+    assert real.sampled is real.buffer.tables["real"]
+    with pytest.raises(ConfigError, match=r"^learner.table: expected one of real, got 'default'"):
+        check_table(make_config(buffer={"tables": {"real": {}}}))
+    with pytest.raises(ConfigError, match=r"^learner.table: expected one of default, got 'real'"):
+        check_table(make_config(learner={"table": "real"}))
+
+
+def test_algorithm_and_sampled_table_belong_together():
+    tables = {"now": {"rollout_length": 8}, "all": {"type": "ReplayBuffer", "capacity": 10_000}}
+    check_learner(make_config(buffer={"tables": tables}, learner={"table": "now"}))
+    with pytest.raises(ConfigError, match="'ppo' needs buffer.type RolloutBuffer"):
+        check_learner(make_config(buffer={"tables": tables}, learner={"table": "all"}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "world_size", "in_process", "said"),
+    [
+        ({"train": {"parallel": "ddp"}}, 0, False, "start it with torchrun"),
+        ({}, 2, True, "not --launcher in-process"),
+        ({"buffer": {"storage": {"type": "sharded", "num_shards": 2}}}, 2, False, "storage.type"),
+    ],
+)
+def test_several_learners_need_what_they_can_share(sections, world_size, in_process, said):
+    check_ranks(make_config(), 2, in_process=False)
+    check_ranks(make_config(train={"parallel": "ddp"}), 1, in_process=True)
+    with pytest.raises(ConfigError, match=said):
+        check_ranks(make_config(**sections), world_size, in_process=in_process)
 
 
 @pytest.mark.parametrize(
@@ -283,12 +329,6 @@ def test_children_read_no_overrides(monkeypatch):
     environment = child_environment({"EXTRA": "too"})
     assert "RLIGHTNING__TRAIN__LR" not in environment
     assert (environment["KEPT"], environment["EXTRA"]) == ("yes", "too")
-
-
-def test_json_log_lines():
-    record = logging.LogRecord("a.b", logging.INFO, "f", 1, "got %d", (3,), None)
-    line = JsonFormatter("env_server").format(record)
-    assert '"level": "INFO", "service": "env_server", "logger": "a.b", "message": "got 3"' in line
 
 
 def test_a_project_is_written_once(tmp_path):

@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from rlightning.cli.app import app
+from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import MALLOC_ENV
 from rlightning.errors import ConfigError
 from rlightning.utils.config import load_config
@@ -138,6 +139,19 @@ def test_the_learner_is_the_policy_image_with_another_command():
     assert configs == NAMES
 
 
+def test_the_dashboard_is_the_env_image_with_another_command_and_may_only_look():
+    dashboard, env = COMPOSE["services"]["dashboard"], COMPOSE["services"]["env_server"]
+    assert (dashboard["image"], dashboard["build"]) == (env["image"], env["build"])
+    assert dashboard["command"][:2] == ["rlightning", "dashboard"]
+    options = command_options(dashboard["command"][1:])
+    assert [str(file) for file in options["config"]] == NAMES
+    port = options["listen"].rpartition(":")[2]
+    assert dashboard["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert f"http://127.0.0.1:{port}'" in dashboard["healthcheck"]["test"][-1]
+    runs = load_config(FILES, environ={}).log.log_dir
+    assert [v for v in dashboard["volumes"] if isinstance(v, str)] == [f"runs:{runs}:ro"]
+
+
 def test_every_setting_is_explained_with_its_default():
     # PUBLISH has another default in compose.tls.yml, as its text says.
     used = dict(VARIABLE.findall(TLS_TEXT)) | dict(VARIABLE.findall(COMPOSE_TEXT))
@@ -189,6 +203,9 @@ def test_the_setting_for_a_durable_buffer_fits_a_config_with_replay_and_no_other
 def test_every_config_takes_what_compose_adds(config):
     loaded = load_config([ROOT / "configs" / config, FILES[1]], environ={})
     assert loaded.train.after_target == "serve"
+    # What `prepare` gives to services that a run starts itself.
+    buffer = prepare(loaded).buffer
+    assert loaded.buffer.auto_truncate_episode >= buffer.auto_truncate_episode
 
 
 @pytest.mark.parametrize("config", ["cartpole.yaml", "cartpole_dqn.yaml"])

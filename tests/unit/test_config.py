@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from pydantic import ValidationError
 
 from rlightning.errors import ConfigError
 from rlightning.utils.config import (
@@ -10,6 +11,7 @@ from rlightning.utils.config import (
     Config,
     EnvConfig,
     MainConfig,
+    PolicyServiceConfig,
     SamplerConfig,
     ServiceConfig,
     StorageConfig,
@@ -262,3 +264,25 @@ def test_tables_are_in_every_shard():
     again = MainConfig.from_dict(config.to_dict())
     assert again.buffer_addresses == ["a:1", "b:1"]
     assert again.buffer.tables["episodes"].storage.unit == "episode"
+
+
+def test_addresses_of_replicas():
+    one = PolicyServiceConfig(address="policy:5")
+    assert one.dial_addresses == ["policy:5"]
+    several = PolicyServiceConfig(addresses=["a:1", "b:1"])
+    assert several.dial_addresses == ["a:1", "b:1"]
+    assert several.dial_address == "a:1"
+    for wrong, message in [
+        ({"address": "a:1", "addresses": ["b:1"]}, "give address or addresses, not both"),
+        ({"addresses": ["a:1", "a:1"]}, "expected each address once"),
+        ({"addresses": ["a"]}, "expected HOST:PORT"),
+        (
+            {"addresses": ["a:1", "b:1"], "replicas": 3},
+            "3 are to be started, and addresses names 2",
+        ),
+        ({"replicas": 0}, "greater than or equal to 1"),
+    ]:
+        with pytest.raises(ValidationError, match=message):
+            PolicyServiceConfig(**wrong)
+    with pytest.raises(ValidationError, match="less than or equal to 1"):
+        ServiceConfig(replicas=2)

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.resume import load_checkpoint, restore_buffer
+from rlightning.cluster.runs import Run
 from rlightning.errors import ConfigError
 from rlightning.learner import Checkpoint
 from rlightning.learner.state_file import dump_state
-from rlightning.utils.config import MainConfig
+from rlightning.utils.config import MainConfig, load_config
 
 
 def make_config(services=None, **buffer):
@@ -75,6 +78,29 @@ def test_what_cannot_be_restored_is_said(services, buffer, said):
     line = restore_buffer(make_checkpoint(NAME), make_config(services, **buffer))
     assert said in line
     assert bool(said) == bool(line)
+
+
+def restore_of(file):
+    return load_config(file, environ={}).buffer.restore
+
+
+def test_a_server_that_is_started_again_has_all_that_it_had(tmp_path):
+    """What came after the snapshot is acked, so a restart by hand must not go back to it."""
+    storage = {"type": "sharded", "num_shards": 2}
+    config = make_config(data_dir=str(tmp_path), storage=storage, restore=f"{NAME},{NAME[:-1]}7")
+    config.log.log_dir = str(tmp_path / "runs")
+    run = Run.create(config, command=[])
+    launcher = LocalLauncher(config, run, report=lambda line: None)
+    for shard in ("buffer-0", "buffer-1"):
+        launcher._tell_listeners(shard)
+    shards = [run.path / "buffer-0.yaml", run.path / "buffer-1.yaml"]
+    assert [yaml.safe_load(file.read_text())["buffer"]["restore"] for file in shards] == [
+        NAME,
+        f"{NAME[:-1]}7",
+    ]
+    launcher._restart_with_all()
+    assert restore_of(run.config_file) == "latest"
+    assert all("restore" not in yaml.safe_load(file.read_text())["buffer"] for file in shards)
 
 
 class Counter:

@@ -28,7 +28,12 @@ from rlightning.env.utils.infos import InfoFilter
 from rlightning.errors import ConfigError, EnvError, ObservationError
 from rlightning.rpc.loop import LoopThread
 from rlightning.types import EnvRet
-from rlightning.utils.config import ClientAuthConfig, RpcConfig
+from rlightning.utils.config import (
+    DEFAULT_POLICY,
+    ClientAuthConfig,
+    RpcConfig,
+    check_policy_name,
+)
 from rlightning.v1.session_pb2 import CLIENT_STATE_RESETTING
 
 _LOG = logging.getLogger(__name__)
@@ -101,6 +106,7 @@ class RemoteEnvClient:
             codec of `none`, `png` and `jpeg`, by the keys that lead to them, joined by dots:
             `{"wrist": "jpeg:80@320x240"}`. Needs Pillow, here and at the server. What is resized
             has that size for the policy and the buffer, too. By default all is sent as it is.
+        policy: Name of the policy that shall act, of those of the policy server.
 
     Raises:
         ConfigError: `env` is none of these, or an option is not valid.
@@ -122,6 +128,7 @@ class RemoteEnvClient:
         spool_steps: int = 10_000,
         spool_mb: float = 256.0,
         cameras: Mapping[str, str] | None = None,
+        policy: str = DEFAULT_POLICY,
     ) -> None:
         self._camera_options = {
             name: CameraOption.parse(text, name) for name, text in (cameras or {}).items()
@@ -137,6 +144,7 @@ class RemoteEnvClient:
         self._address = f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
         self._auth = auth
         self._rpc = rpc
+        self._policy = check_policy_name(policy)
         self._connect_timeout_s = connect_timeout_s
         self._thread = CallerThread()
         self._loop: LoopThread | None = None
@@ -260,6 +268,7 @@ class RemoteEnvClient:
             "address": self._address,
             "rpc": self._rpc,
             "auth": self._auth,
+            "policy": self._policy,
             "cameras": self._cameras,
         }
         if self._pace is None:

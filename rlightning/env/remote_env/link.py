@@ -27,6 +27,7 @@ class AttachLink(ABC):
         client_id: Who this is, unique among the clients of the server.
         rpc: Limits and times.
         auth: Token and certificates.
+        policy: Name of the policy that shall act; empty: `default`.
         cameras: What encodes the pictures that are sent, if any are.
 
     Attributes:
@@ -42,8 +43,10 @@ class AttachLink(ABC):
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
         cameras: CameraEncoder | None = None,
+        policy: str = "",
     ) -> None:
         self.welcomes = 0
+        self._policy = policy
         self._cameras = cameras
         self._encodes = False
         self._channel = connect(address, rpc=rpc, auth=auth)
@@ -89,6 +92,7 @@ class AttachLink(ABC):
         await self._channel.close()
 
     def _greet(self, request: pb.AttachRequest) -> None:
+        request.hello.policy = self._policy
         if self._cameras is not None:
             self._encodes = self._cameras.declare(request.hello)
         self._prepare_hello(request)

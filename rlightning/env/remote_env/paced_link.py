@@ -52,6 +52,7 @@ class PacedLink(AttachLink):
         auth: Token and certificates.
         cameras: What encodes the pictures that are sent, if any are: as steps come, also while the
             link is down, so that the spool holds little.
+        policy: Name of the policy that shall act; empty: `default`.
 
     Attributes:
         failure: Why the session has ended for good; None while it has not.
@@ -69,8 +70,17 @@ class PacedLink(AttachLink):
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
         cameras: CameraEncoder | None = None,
+        policy: str = "",
     ) -> None:
-        super().__init__(address, meta, client_id, rpc=rpc or _QUICK, auth=auth, cameras=cameras)
+        super().__init__(
+            address,
+            meta,
+            client_id,
+            rpc=rpc or _QUICK,
+            auth=auth,
+            cameras=cameras,
+            policy=policy,
+        )
         self.failure: RLightningError | None = None
         self.uncertain = 0
         self._spool = spool

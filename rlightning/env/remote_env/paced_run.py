@@ -73,6 +73,7 @@ class PacedRun:
         address: `HOST:PORT` of the env server.
         rpc: Limits and times.
         auth: Token and certificates.
+        policy: Name of the policy that shall act; empty: `default`.
         cameras: What encodes the pictures that are sent, if any are.
         stopping: Tells whether to end; called in the thread of the env, like those that follow.
         is_finish: Tells whether the env has finished.
@@ -96,6 +97,7 @@ class PacedRun:
         address: str,
         rpc: RpcConfig | None,
         auth: ClientAuthConfig | None,
+        policy: str,
         cameras: CameraEncoder | None,
         stopping: Callable[[], bool],
         is_finish: Callable[[], bool],
@@ -124,6 +126,7 @@ class PacedRun:
             on_answer=self._on_answer,
             rpc=rpc,
             auth=auth,
+            policy=policy,
             cameras=cameras,
         )
         self._overflows = 0

@@ -13,6 +13,7 @@ from rlightning.utils.config.buffer import (
 )
 from rlightning.utils.config.config import (
     ALGORITHMS,
+    DEFAULT_POLICY,
     ClusterConfig,
     EnvConfig,
     LearnerConfig,
@@ -22,15 +23,22 @@ from rlightning.utils.config.config import (
     PolicyConfig,
     TrainConfig,
     WeightBufferConfig,
+    check_policy_name,
 )
 from rlightning.utils.config.diff import diff_configs
 from rlightning.utils.config.effect import keys_without_effect
 from rlightning.utils.config.load import load_config
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfig, TlsConfig
-from rlightning.utils.config.services import EnvServiceConfig, ServiceConfig, ServicesConfig
+from rlightning.utils.config.services import (
+    EnvServiceConfig,
+    PolicyServiceConfig,
+    ServiceConfig,
+    ServicesConfig,
+)
 
 __all__ = [
     "ALGORITHMS",
+    "DEFAULT_POLICY",
     "BufferConfig",
     "ClientAuthConfig",
     "ClusterConfig",
@@ -46,6 +54,7 @@ __all__ = [
     "NodeConfig",
     "PlacementConfig",
     "PolicyConfig",
+    "PolicyServiceConfig",
     "RateLimiterConfig",
     "RpcConfig",
     "SamplerConfig",
@@ -56,6 +65,7 @@ __all__ = [
     "TlsConfig",
     "TrainConfig",
     "WeightBufferConfig",
+    "check_policy_name",
     "diff_configs",
     "keys_without_effect",
     "load_config",

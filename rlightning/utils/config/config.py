@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -13,7 +15,7 @@ from rlightning.errors import ConfigError
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.buffer import BufferConfig
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, check_address
-from rlightning.utils.config.services import ServicesConfig, metrics_address
+from rlightning.utils.config.services import ServicesConfig, http_address
 
 # Backends whose adapter hosts many sub-envs in one env, and those that host exactly one.
 VECTORISED_BACKENDS = frozenset(
@@ -48,6 +50,23 @@ _CONTROL_MODES = {
 }
 
 
+DEFAULT_POLICY = "default"
+"""Name of the policy of those who name none."""
+
+_POLICY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def check_policy_name(name: str) -> str:
+    """Returns the name of a policy as it is.
+
+    Raises:
+        ConfigError: It cannot be one.
+    """
+    if not _POLICY_NAME.fullmatch(name) or set(name) == {"."}:
+        raise ConfigError(f"policy: expected a name of 1 to 64 of A-Za-z0-9._-, got {name[:80]!r}")
+    return name
+
+
 class EnvConfig(Config):
     """Configuration of one kind of env.
 
@@ -73,6 +92,7 @@ class EnvConfig(Config):
             the task brings; `auto` the latter where it gives what single envs do, else `sync`.
         driver: Who steps it at an env server: the `actor` loop there, or an `external` program
             through `EnvService.Step`.
+        policy: Which policy acts in it at an env server: `default`, or one of `policy.named`.
         address: Of backend `env_server`: the env server to dial; None: it listens itself.
         auth: What is shown to that server, and expected of it.
         listen: Of backend `env_server` without `address`: where it listens for clients that attach;
@@ -98,6 +118,7 @@ class EnvConfig(Config):
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
     vectorization_mode: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
     driver: Literal["actor", "external"] = "actor"
+    policy: str = DEFAULT_POLICY
     address: str | None = None
     auth: ClientAuthConfig | None = None
     listen: ListenConfig = Field(default_factory=ListenConfig)
@@ -110,6 +131,12 @@ class EnvConfig(Config):
     def make_listener(cls, listen: Any) -> Any:
         """Makes an address a listener."""
         return {"address": listen} if isinstance(listen, str) else listen
+
+    @field_validator("policy")
+    @classmethod
+    def check_policy(cls, policy: str) -> str:
+        """Refuses what cannot be the name of a policy."""
+        return check_policy_name(policy)
 
     @field_validator("address")
     @classmethod
@@ -170,13 +197,13 @@ class PolicyConfig(Config):
     """Configuration of the policy and of the server that runs it.
 
     Attributes:
-        type: `actor_critic`, `q_network`, `sac_actor`, another name registered in `POLICY`, or
-            `module:Class`.
+        type: `actor_critic`, `recurrent_actor_critic`, `q_network`, `sac_actor`, another name
+            registered in `POLICY`, or `module:Class`.
         backend: Documented; no effect on the policies of this library.
         train_num_gpus: GPUs of the learner.
         eval_num_gpus: GPUs of one policy server.
         model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
-            the activation.
+            the activation, for `recurrent_actor_critic` also the units of its `memory`.
         optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
             `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
         rollout_mode: Whether `PolicyGroup.rollout_batch` returns responses (`sync`) or futures of
@@ -188,6 +215,12 @@ class PolicyConfig(Config):
         initial_weights: `none` lets nobody act before the first publish; `random` acts with fresh
             weights until then. Learners do not learn from rows that such weights acted in.
         state_dir: Directory in which published weights outlive the process; None keeps none.
+        restore: Weights to begin with where `state_dir` has none: a safetensors file, the folder of
+            a checkpoint, or the `state_dir` of another run. They are version 1, unless the file's
+            name tells which.
+        named: Further policies of the server, by name, each with what it has otherwise than this
+            section, such as a frozen opponent. Each has weights, batches and spaces of its own, and
+            answers those who ask for it (`env[].policy`).
         device: `auto` takes CUDA when there is one; else a torch device.
         max_batch_rows: Rows in one inference at most.
         max_wait_us: Microseconds that the oldest row may wait for others to join its batch.
@@ -218,6 +251,7 @@ class PolicyConfig(Config):
     policy_kwargs: Config = Field(default_factory=Config)
     initial_weights: Literal["random", "none"] = "none"
     state_dir: str | None = None
+    restore: str | None = None
     device: str = "auto"
     max_batch_rows: int = Field(default=4096, ge=1)
     max_wait_us: int = Field(default=0, ge=0)
@@ -231,6 +265,49 @@ class PolicyConfig(Config):
     max_state_bytes: int = Field(default=2**30, ge=1)
     torch_threads: int = Field(default=1, ge=1)
     seed: int | None = None
+    named: dict[str, PolicyConfig] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_named(cls, data: Any) -> Any:
+        """Gives each named policy what it does not name itself."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("named"), Mapping):
+            return data
+        common = {key: value for key, value in data.items() if key not in _OWN_OF_POLICY}
+        named = {
+            name: {**common, **(own or {})} if own is None or isinstance(own, Mapping) else own
+            for name, own in data["named"].items()
+        }
+        return {**data, "named": named}
+
+    @field_validator("named")
+    @classmethod
+    def check_named(cls, named: dict[str, PolicyConfig]) -> dict[str, PolicyConfig]:
+        """Refuses names that nobody could ask for, and policies within policies."""
+        for name, policy in named.items():
+            check_policy_name(name)
+            if name == DEFAULT_POLICY:
+                raise ValueError("'default' is the policy of the section itself")
+            if policy.named:
+                raise ValueError(f"{name}: a named policy has none of its own")
+        return named
+
+    def by_name(self) -> dict[str, PolicyConfig]:
+        """Returns the configuration of each policy; `default` comes first.
+
+        Without a `state_dir` of its own, a named one has a folder in that of the section.
+        """
+        policies = {DEFAULT_POLICY: self}
+        for name, one in self.named.items():
+            own = one.state_dir
+            if own is None and self.state_dir is not None:
+                own = str(Path(self.state_dir) / name)
+            policies[name] = one.model_copy(update={"state_dir": own})
+        return policies
+
+
+# What a named policy does not take over from the section.
+_OWN_OF_POLICY = frozenset({"named", "state_dir", "restore"})
 
 
 class TrainConfig(Config):
@@ -288,6 +365,7 @@ class LearnerConfig(Config):
             `dqn` or `sac` on a ReplayBuffer; `policy` lets the policy's own `update_dataset` and
             `train` learn; `module:function` makes an algorithm of the user's from the policy, this
             section, section `train` and a `seed`.
+        table: The table that is sampled, one of `buffer.tables` if there are any.
         gamma: Discount of the return.
         gae_lambda: Mixing of n-step advantages, of `ppo`.
         clip_epsilon: Bound of the ratio between target and behaviour policy, of `ppo` and
@@ -322,6 +400,7 @@ class LearnerConfig(Config):
     """
 
     algorithm: str = "ppo"
+    table: str = "default"
     gamma: float = Field(default=0.99, ge=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     clip_epsilon: float = Field(default=0.2, gt=0)
@@ -352,7 +431,7 @@ class LearnerConfig(Config):
     @classmethod
     def check_metrics(cls, metrics: Any) -> Any:
         """Makes a port an address, and refuses what is none."""
-        return metrics_address(metrics)
+        return http_address(metrics)
 
     @field_validator("algorithm")
     @classmethod
@@ -370,6 +449,8 @@ class LogConfig(Config):
 
     Attributes:
         level: Least important log lines to write.
+        format: How services write them: `human`; `json`, one object a line; or `auto`, for people
+            on a terminal and into a file, and JSON into a pipe.
         backend: Where scalars go: `tensorboard` files in the run's folder, or nowhere.
         project: Documented; names nothing here.
         name: Name of the run: its folder is `<log_dir>/<name>/<n>`; None: the name of the first
@@ -382,6 +463,7 @@ class LogConfig(Config):
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    format: Literal["auto", "human", "json"] = "auto"
     backend: Literal["tensorboard", "none"] = "tensorboard"
     project: str | None = None
     name: str | None = None
@@ -481,6 +563,11 @@ class MainConfig(Config):
                 "buffer.storage.addresses"
             )
         return self
+
+    @property
+    def sampled(self) -> BufferConfig:
+        """The section of the table that the learner samples."""
+        return self.buffer.tables.get(self.learner.table, self.buffer)
 
     @property
     def buffer_addresses(self) -> list[str]:

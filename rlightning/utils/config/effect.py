@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 
 from rlightning.utils.config.base import Config
 from rlightning.utils.config.config import (
@@ -38,8 +39,17 @@ _FOR_OWN_CLASSES: dict[type[Config], tuple[str, frozenset[str]]] = {
 }
 
 
-def keys_without_effect(config: Config, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted name of every key that differs from its default, to no effect."""
+def keys_without_effect(
+    config: Config, prefix: str = "", *, honoured: Collection[str] = ()
+) -> Iterator[str]:
+    """Yields the dotted name of every key that differs from its default, to no effect.
+
+    Args:
+        config: A config.
+        prefix: What stands before its keys.
+        honoured: Keys that the launcher of the run heeds and others do not; of a list, without the
+            number.
+    """
     ignored = _WITHOUT_EFFECT.get(type(config), frozenset())
     chooser, own = _FOR_OWN_CLASSES.get(type(config), ("", frozenset()))
     if chooser and ":" not in getattr(config, chooser):
@@ -47,6 +57,8 @@ def keys_without_effect(config: Config, prefix: str = "") -> Iterator[str]:
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if name in ignored:
+            if re.sub(r"\.\d+\.", ".", prefix + name) in honoured:
+                continue
             if value != field.get_default(call_default_factory=True):
                 yield prefix + name
             continue
@@ -54,4 +66,4 @@ def keys_without_effect(config: Config, prefix: str = "") -> Iterator[str]:
         for index, child in enumerate(children):
             if isinstance(child, Config):
                 inner = f"{prefix}{name}.{index}." if child is not value else f"{prefix}{name}."
-                yield from keys_without_effect(child, inner)
+                yield from keys_without_effect(child, inner, honoured=honoured)

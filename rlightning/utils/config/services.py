@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
 
 from rlightning.errors import ConfigError
 from rlightning.utils.config.base import Config
@@ -15,19 +16,19 @@ from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfi
 _REPLICA = re.compile(r"[A-Za-z0-9._-]{1,63}")
 
 
-def metrics_address(metrics: Any) -> Any:
-    """Returns where metrics are shown; a port alone is one on 127.0.0.1.
+def http_address(address: Any) -> Any:
+    """Returns where something is shown over HTTP; a port alone is one on 127.0.0.1.
 
     Raises:
         ValueError: It is no HOST:PORT.
     """
-    if type(metrics) is int or (isinstance(metrics, str) and metrics.isdecimal()):
-        metrics = f"127.0.0.1:{metrics}"
-    if isinstance(metrics, str):
-        if metrics.startswith("unix"):
-            raise ValueError(f"expected HOST:PORT or a port, got {metrics!r}")
-        check_address(metrics)
-    return metrics
+    if type(address) is int or (isinstance(address, str) and address.isdecimal()):
+        address = f"127.0.0.1:{address}"
+    if isinstance(address, str):
+        if address.startswith("unix"):
+            raise ValueError(f"expected HOST:PORT or a port, got {address!r}")
+        check_address(address)
+    return address
 
 
 class ServiceConfig(Config):
@@ -40,7 +41,7 @@ class ServiceConfig(Config):
             is absent.
         auth: What those who dial it show and expect.
         rpc: Limits and times of its connections, on both sides.
-        replicas: Processes that do its work; so far one.
+        replicas: Processes that do its work; one, but for the policy server.
         metrics: HOST:PORT where it shows its metrics to Prometheus, under `/metrics`; a port alone
             stands for one on 127.0.0.1, port 0 lets the system choose; None: nowhere.
     """
@@ -71,7 +72,7 @@ class ServiceConfig(Config):
     @classmethod
     def check_metrics(cls, metrics: Any) -> Any:
         """Makes a port an address, and refuses what is none."""
-        return metrics_address(metrics)
+        return http_address(metrics)
 
     @property
     def dial_address(self) -> str:
@@ -94,6 +95,8 @@ class EnvServiceConfig(ServiceConfig):
     Attributes:
         pipeline_depth: Groups of rows in one env worker, each with one observation awaiting its
             answer, so that stepping overlaps inference; a worker with one sub-env has one group.
+        chunk_ahead: Where an answer carries several actions: how many are left to be executed when
+            the next answer is asked for; 0: none, and the env waits for it.
         step_inline_below_us: Env steps whose measured median is below this, in microseconds, run on
             the event loop, since handing them to a thread would cost more; 0 hands over all.
         attached_driver: Who steps the envs that clients attach: the `actor` loop, or an `external`
@@ -106,6 +109,7 @@ class EnvServiceConfig(ServiceConfig):
     """
 
     pipeline_depth: int = Field(default=2, ge=1)
+    chunk_ahead: int = Field(default=0, ge=0)
     step_inline_below_us: int = Field(default=200, ge=0)
     attached_driver: Literal["actor", "external"] = "actor"
     min_clients: int = Field(default=0, ge=0)
@@ -119,6 +123,59 @@ class EnvServiceConfig(ServiceConfig):
         if replica is not None and not _REPLICA.fullmatch(replica):
             raise ValueError(f"expected 1 to 63 of A-Za-z0-9._-, got {replica!r}")
         return replica
+
+
+class PolicyServiceConfig(ServiceConfig):
+    """The policy server, or several that are given the same weights: replicas.
+
+    Attributes:
+        address: Where others dial it; a name with several addresses stands for as many replicas.
+        addresses: Where others dial each replica, instead of `address`.
+        replicas: Processes that `rlightning serve` and `train` start, where neither is given. With
+            ports in `listen`, each replica has the next one after that of the one before, and so
+            with `metrics`.
+    """
+
+    addresses: list[str] = Field(default_factory=list)
+    replicas: int = Field(default=1, ge=1, le=256)
+
+    @field_validator("addresses")
+    @classmethod
+    def check_addresses(cls, addresses: list[str]) -> list[str]:
+        """Refuses what nobody can dial, and one server under two numbers."""
+        if len(set(addresses)) != len(addresses):
+            raise ValueError(f"expected each address once, got {addresses}")
+        return [check_address(address) for address in addresses]
+
+    @model_validator(mode="after")
+    def check_replicas(self) -> Self:
+        """Refuses two answers to where the replicas are."""
+        if self.address is not None and self.addresses:
+            raise ValueError("give address or addresses, not both")
+        if self.replicas > 1 and self.addresses and len(self.addresses) != self.replicas:
+            raise ValueError(
+                f"replicas: {self.replicas} are to be started, and addresses names "
+                f"{len(self.addresses)} that run elsewhere: give one of the two"
+            )
+        return self
+
+    @property
+    def dial_address(self) -> str:
+        """Address of the first replica, or the name of all.
+
+        Raises:
+            ConfigError: No port is named.
+        """
+        return self.addresses[0] if self.addresses else super().dial_address
+
+    @property
+    def dial_addresses(self) -> list[str]:
+        """Addresses of the replicas; one of them may be a name with several addresses.
+
+        Raises:
+            ConfigError: No port is named.
+        """
+        return self.addresses or [self.dial_address]
 
 
 class ServicesConfig(Config):
@@ -138,7 +195,7 @@ class ServicesConfig(Config):
     """
 
     env: EnvServiceConfig = Field(default_factory=EnvServiceConfig)
-    policy: ServiceConfig = Field(default_factory=ServiceConfig)
+    policy: PolicyServiceConfig = Field(default_factory=PolicyServiceConfig)
     buffer: ServiceConfig = Field(default_factory=ServiceConfig)
     reflection: bool = False
     python_path: list[str] = Field(default_factory=list)

@@ -75,7 +75,9 @@ class Cluster:
         services = self.config.services
         for name, kind in (("policy", PolicyService), ("buffer", BufferService)):
             section = getattr(services, name)
-            server = await serve(kind(self.config), rpc=section.rpc)
+            service = kind(self.config)
+            setattr(self, name, service)
+            server = await serve(service, rpc=section.rpc)
             self.stack.push_async_callback(server.stop, grace_s=5)
             await server.ready()
             section.address = server.address
@@ -308,6 +310,23 @@ async def test_a_paused_cluster_withholds_answers_and_ends_nothing():
             assert client.status.reconnects == 0
         await assert_eventually(lambda: not running.service._driver._farewells, PATIENCE_S)
         check(await running.rows(client))
+
+
+async def test_a_client_names_the_policy_that_acts_in_its_env():
+    """Each policy has its own spaces; what differs is told of the one that was named."""
+    async with cluster(policy=ECHO | {"named": {"other": {}}}) as running:
+        async with attached(running.env_address, Counting(), policy="other") as client:
+            await stepped(client, 50)
+            assert running.service._expected("other").env_id == "attached/robot"
+            hosts = running.policy._hosts.by_name
+            assert hosts["other"].batcher.stats.rows >= 50
+            other = gym.make("CartPole-v1")
+            async with attached(running.env_address, other, "cart", policy="other") as cart:
+                await assert_eventually(lambda: cart.outcome, PATIENCE_S)
+                assert "observation_space" in str(cart.outcome[0])
+            async with attached(running.env_address, Counting(), "lost", policy="third") as lost:
+                await assert_eventually(lambda: lost.outcome, PATIENCE_S)
+                assert "no policy 'third' here, only default, other" in str(lost.outcome[0])
 
 
 async def test_another_space_is_refused_with_what_differs():
@@ -596,6 +615,7 @@ async def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
         (["CartPol-v1", "--server", "127.0.0.1:1"], "did you mean CartPole-v"),
         (["CartPole-v1", "--server", "nowhere"], "--server: expected HOST:PORT"),
         (["CartPole-v1", "--server", "127.0.0.1:1", "--name", "a/b"], "--name: expected"),
+        (["CartPole-v1", "--server", "127.0.0.1:1", "--policy", "a/b"], "policy: expected a name"),
     ]:
         process = ServerProcess(["-c", CLI, "attach", *arguments], tmp_path, announces=False)
         with process:

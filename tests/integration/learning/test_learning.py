@@ -5,12 +5,17 @@ import json
 import pytest
 
 from rlightning.cluster.evaluate import evaluate
+from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.past_runs import find_run
 from rlightning.cluster.train import train
 from rlightning.errors import ConfigError
+from rlightning.learner import Checkpoint
+from rlightning.policy.weights import parse_weights
 from rlightning.utils.config import load_config
 from tests.e2e.command import ROOT
 from tests.integration.learning.configs import ALGORITHMS, make_config
+
+OWN = "tests.integration.learning.own"
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -40,11 +45,41 @@ def test_the_custom_policy_learns_with_its_own_loss_and_with_ppo(algorithm, tmp_
     assert train(config, in_process=True, quiet=True)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "name"),
+    [
+        ("ppo", "OwnActorCritic", "ppo"),
+        ("vtrace", "OwnActorCritic", "vtrace"),
+        ("dqn", "OwnQ", "dqn"),
+        ("dqn", "OwnQ", f"{OWN}:cautious_dqn"),
+        ("sac", "OwnSAC", "sac"),
+    ],
+)
+def test_every_algorithm_trains_networks_of_the_user(algorithm, policy, name, tmp_path):
+    config = make_config(algorithm, tmp_path, target_return=None, max_env_steps=400)
+    config.policy.type = f"{OWN}:{policy}"
+    config.learner.algorithm = name
+    assert train(config, in_process=True, quiet=True)
+    run = find_run("latest", config)
+    end = json.loads((run / "manifest.json").read_text())["summary"]
+    assert end["updates"] > 0
+    saved = Checkpoint.read(run / "checkpoints" / "latest")
+    names = {one.rpartition(".")[0].partition(".")[2] for one in parse_weights(saved.weights)}
+    assert names >= {"first", "block", "last"}
+    assert len(evaluate(run, episodes=4).episodes) == 4
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_a_run_goes_on_from_the_checkpoint_of_another(algorithm, tmp_path):
+def test_a_run_goes_on_from_the_checkpoint_of_another(algorithm, tmp_path, monkeypatch):
+    holds, hold = [], InProcessBackend.hold
+    monkeypatch.setattr(
+        InProcessBackend, "hold", lambda self, wanted: holds.append(wanted) or hold(self, wanted)
+    )
     short = {"target_return": None, "max_env_steps": 1200}
     first = make_config(algorithm, tmp_path, **short)
     assert train(first, in_process=True, quiet=True)
+    # Who learns for each step lets the actors wait until it can; others take what there is.
+    assert holds[:2] == ([True, False] if algorithm == "sac" else [])
     run = find_run("latest", first)
     before = json.loads((run / "checkpoints" / "latest" / "manifest.json").read_text())
     longer = make_config(algorithm, tmp_path, **{**short, "max_env_steps": 1600})

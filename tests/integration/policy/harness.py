@@ -37,8 +37,8 @@ class Policies:
 
     @property
     def stats(self) -> Any:
-        assert self.service._host is not None
-        return self.service._host.batcher.stats
+        assert self.service._hosts is not None
+        return self.service._hosts.default.batcher.stats
 
 
 @asynccontextmanager

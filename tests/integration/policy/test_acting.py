@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -20,12 +25,22 @@ from rlightning.errors import (
 )
 from rlightning.latency import STAGES
 from rlightning.policy import PolicyClient
+from rlightning.rpc.health import ServingStatus, check
 from rlightning.testing import FaultProxy, assert_eventually
 from rlightning.types import EnvRet, Mode, Purpose
 from rlightning.utils.config import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.v1.tensor_pb2 import Value
-from tests.integration.policy.harness import VECTOR, acting, env_ret, policy_server, spec
+from tests.integration.policy.harness import (
+    VECTOR,
+    acting,
+    env_ret,
+    policy_server,
+    spec,
+    weights,
+)
+
+ROOT = Path(__file__).parents[3]
 
 AWKWARD = "tests.integration.policy.harness:Awkward"
 LARGE = "tests.integration.policy.harness:Large"
@@ -188,7 +203,7 @@ async def test_what_nobody_waits_for_any_more_is_not_inferred() -> None:
             acting(server.address, client_id="hasty", act_timeout_s=0.1) as hasty,
         ):
             blocking = asyncio.ensure_future(slow.act(vector(0.5)))
-            await assert_eventually(lambda: server.service._host.batcher._busy)
+            await assert_eventually(lambda: server.service._hosts.default.batcher._busy)
             with pytest.raises(DeadlineExceededError):
                 await hasty.act(vector(-1))
             await blocking
@@ -274,14 +289,14 @@ async def test_a_cut_connection_is_resumed_and_the_request_answered_once() -> No
         async with acting(proxy.address) as client:
             await client.act(vector(-1))
             waiting = asyncio.ensure_future(client.act(vector(0.3)))
-            await assert_eventually(lambda: server.service._host.batcher._busy)
+            await assert_eventually(lambda: server.service._hosts.default.batcher._busy)
             proxy.reset()
             response = await asyncio.wait_for(waiting, 10)
             assert response.action.tolist() == [pytest.approx(0.3)]
             assert client._session is not None
             assert (client._session.epoch, client._session.resumed) == (2, True)
             assert server.stats.requests == 2
-            assert server.service._host.batcher.groups == 1
+            assert server.service._hosts.default.batcher.groups == 1
 
 
 async def test_large_observations_pass_and_larger_ones_name_cap_and_key() -> None:
@@ -335,3 +350,42 @@ async def test_the_stages_of_an_answer_add_up_to_its_round_trip() -> None:
             assert client.stats[stage].count == 20
         assert client.one_way_unknown == 0
         assert client.offset.same_clock
+
+
+async def test_probes_are_answered_while_large_observations_come() -> None:
+    """The loop decodes them without a copy: a probe waits for none of them."""
+    space = gym.spaces.Box(0, 255, (2**22,), np.uint8)
+    big = EnvRet("env", np.zeros((2, 2**22), np.uint8))
+    meant = spec(2, space)
+    meant.action_space = gym.spaces.Box(0, 255, (), np.uint8)
+    async with policy_server(type=AWKWARD) as server:
+        async with acting(server.address, spec=meant) as client:
+            asking = asyncio.ensure_future(client.act(big))
+            probes = 0
+            while not asking.done():
+                assert await check(server.address, timeout_s=10) is ServingStatus.SERVING
+                probes += 1
+            assert (await asking).action.shape == (2,)
+            assert probes
+
+
+def test_the_robot_example_acts_in_the_base_install() -> None:
+    example = ROOT / "examples" / "inference_only" / "robot.py"
+    code = (
+        "import runpy, sys; sys.modules |= dict.fromkeys(('torch', 'tensordict', 'safetensors')); "
+        f"sys.argv = ['robot.py', sys.argv[1], '40']; runpy.run_path({str(example)!r})"
+    )
+
+    async def serve_it() -> subprocess.CompletedProcess[str]:
+        async with policy_server() as server:
+            async with PolicyClient(server.address) as learner:
+                await learner.publish_weights(3, weights())
+            command = [sys.executable, "-c", code, server.address]
+            run = partial(
+                subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
+            )
+            return await asyncio.to_thread(run)
+
+    done = asyncio.run(serve_it())
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^return \d+, policy version 3$", done.stdout, re.MULTILINE)

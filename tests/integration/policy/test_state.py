@@ -47,8 +47,8 @@ async def totals(client: PolicyClient, *first: float, **options: Any) -> list[fl
 
 
 def held(server: Policies) -> int:
-    assert server.service._host is not None
-    return server.service._host.state_bytes
+    assert server.service._hosts is not None
+    return server.service._hosts.default.state_bytes
 
 
 async def test_a_session_that_is_resumed_goes_on_with_its_state() -> None:
@@ -142,8 +142,13 @@ async def test_state_that_clients_carry_outlives_the_server() -> None:
             )
             assert (await client.act(ret)).total.tolist() == [1, 6, 3]
             assert await totals(client, 1, 2, 3, reset_state=True) == [1, 2, 3]
+            assert await totals(client, 1, 2, 3) == [2, 4, 6]
             assert held(server) == 0
             assert client._carried is not None
+            carried, client._carried = client._carried, None
+            with pytest.raises(PreconditionError, match="state before request 7 is not here"):
+                await totals(client, 1, 2, 3)
+            client._carried = carried
             client._carried._state = {"hidden": np.zeros((3, 8), np.float32)}
             with pytest.raises(InvalidRequestError, match="state: expected 'state.hidden', "):
                 await totals(client, 1, 2, 3)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -21,14 +24,15 @@ from rlightning.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from rlightning.policy import PolicyClient, WeightPublisher
+from rlightning.policy import PolicyClient, WeightPublisher, build_policy, policy_weights
 from rlightning.policy import publisher as publisher_module
 from rlightning.policy.weights import dump_weights, parse_weights
 from rlightning.rpc.channel import connect, stream_unary
 from rlightning.rpc.health import ServingStatus, check
 from rlightning.testing import FaultProxy, ServerProcess, free_address
 from rlightning.testing.waiting import assert_eventually
-from rlightning.utils.config import RpcConfig
+from rlightning.types import EnvRet
+from rlightning.utils.config import PolicyConfig, RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from tests.integration.policy.harness import acting, env_ret, policy_server, spec, weights
 
@@ -56,6 +60,21 @@ async def test_a_version_that_leaves_no_room_for_the_next_is_refused(version: in
         with pytest.raises(InvalidRequestError, match="versions count from 1 to"):
             await client.publish_weights(version, weights())
         assert await client.publish_weights(2**62, weights()) == 2**62
+
+
+async def test_newer_weights_are_watched_for_and_skipped_ones_are_not_fetched() -> None:
+    async with policy_server() as server, PolicyClient(server.address) as client:
+        await client.publish_weights(1, weights(seed=1))
+        watching = client.watch_weights()
+        assert await anext(watching) == (1, weights(seed=1))
+        newer = asyncio.ensure_future(anext(watching))
+        await asyncio.sleep(0.05)
+        assert not newer.done()
+        await client.publish_weights(3, weights(seed=3))
+        assert await newer == (3, weights(seed=3))
+        for version in (4, 5):
+            await client.publish_weights(version, weights(seed=version))
+        assert (await anext(watching))[0] == 5
 
 
 async def test_weights_may_come_before_the_first_session() -> None:
@@ -131,11 +150,12 @@ async def test_a_stream_that_is_not_what_it_says_is_refused(
             )
 
 
-async def test_weights_of_several_learners_at_once_share_the_cap() -> None:
+async def test_weights_that_come_several_times_at_once_share_the_cap() -> None:
     data = weights()
 
     async def stalls() -> AsyncIterator[Message]:
-        yield pb.PublishWeightsRequest(header=pb.WeightsHeader(total_bytes=len(data)))
+        header = pb.WeightsHeader(total_bytes=len(data), learner_id="learner")
+        yield pb.PublishWeightsRequest(header=header)
         yield pb.PublishWeightsRequest(chunk=data[:-1])
         await asyncio.sleep(60)
 
@@ -212,6 +232,30 @@ async def test_a_publisher_skips_what_is_superseded_and_tells_what_was_refused()
             await publisher.publish(31, b"garbage")
         with pytest.raises(InvalidRequestError, match="not a safetensors file"):
             publisher.offer(32, weights())
+        await publisher.close()
+
+
+async def test_an_attempt_that_newer_weights_overtake_is_no_failure() -> None:
+    """A replica that comes back has them from another one before an old attempt reaches it."""
+    async with policy_server() as server, PolicyClient(server.address) as client:
+        publisher = WeightPublisher(client)
+        publish, newer = client.publish_weights, weights(seed=2)
+
+        async def overtaken(version: int, data: bytes, **options: Any) -> int:
+            if version == 1:
+                publisher.offer(2, newer)
+                await publish(2, newer)
+            return await publish(version, data, **options)
+
+        client.publish_weights = overtaken  # type: ignore[method-assign]
+        publisher.start()
+        await publisher.publish(1, weights(seed=1))
+        assert publisher.acked == 2
+        client.publish_weights = publish  # type: ignore[method-assign]
+        publisher.offer(1, weights(seed=1))  # not overtaken, but older
+        await assert_eventually(lambda: publisher._failure is not None)
+        with pytest.raises(PreconditionError, match="version 2 is in use"):
+            publisher.raise_failure()
         await publisher.close()
 
 
@@ -318,3 +362,57 @@ async def test_the_running_server_imports_torch_and_no_more(tmp_path: Path) -> N
         maps = Path(f"/proc/{process.child.pid}/maps").read_text()
         assert "libtorch_cpu" in maps
         assert "tensordict" not in maps
+
+
+async def test_weights_change_20_times_a_second_under_load() -> None:
+    """No request fails, no answer mixes two versions, none falls, and new ones act at once."""
+    kind = "tests.unit.policy.policies:Versioned"
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    policy = build_policy(PolicyConfig(device="cpu", type=kind), "train")
+    policy.init_train(env_meta=spec(1, space))
+    names = policy_weights(policy)
+    done = asyncio.Event()
+
+    async def act(client: PolicyClient) -> int:
+        last = 0
+        while not done.is_set():
+            response = await client.act(EnvRet("a", np.zeros((1, 1), np.float32)))
+            version = response.policy_version
+            if version:
+                assert response.action[0] == response.other[0] == version
+            assert version >= last
+            last = version
+        return last
+
+    async with policy_server(type=kind) as server, AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(acting(server.address, spec=spec(1, space)))
+            for _ in range(4)
+        ]
+        host = server.service._hosts.default
+        stats, load, waits = server.stats, host._runner.load, []
+        used = stats.first_uses.used
+
+        def note_load(*args: Any) -> None:
+            waits.append(stats.batches)
+            load(*args)
+
+        def note_use(version: int, now_ns: int) -> float | None:
+            waits[-1] = stats.batches - waits[-1]
+            return used(version, now_ns)
+
+        host._runner.load = note_load
+        stats.first_uses.used = note_use
+        learner = await stack.enter_async_context(PolicyClient(server.address))
+        loops = [asyncio.ensure_future(act(client)) for client in clients]
+        for version in range(1, 31):
+            due = time.monotonic() + 0.05
+            tensors = {name: torch.full_like(t, float(version)) for name, t in names.items()}
+            await learner.publish_weights(version, dump_weights(tensors))
+            await assert_eventually(lambda v=version: stats.first_uses.version >= v)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+        done.set()
+        assert await asyncio.gather(*loops) == [30] * 4
+        assert stats.errors == 0
+        assert len(waits) == 30
+        assert max(waits) <= 2

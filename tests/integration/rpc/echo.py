@@ -68,7 +68,7 @@ class EchoHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
 
 class EchoService:
     name = "rlightning.v1.PolicyService"
-    scopes = {"Act": "actor", "Describe": "env"}
+    scopes = {"Act": "actor", "Describe": "env learner"}
 
     def __init__(self, rpc: RpcConfig | None = None, expected: EnvMeta | None = None) -> None:
         self.handler = EchoHandler(expected)

@@ -211,6 +211,7 @@ async def test_tokens_open_what_their_scope_allows(token_file, tmp_path):
             with pytest.raises(kind) as error:
                 await describe(server.address, wanted)
             assert "x" * 20 not in str(error.value)
+    assert "needs a token with scope env or learner" in str(error.value)
     async with connect(
         server.address, rpc=FAST, auth=ClientAuthConfig(token=TOKENS["actor"])
     ) as channel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 import grpc
 import numpy as np
@@ -18,7 +19,7 @@ from rlightning.errors import (
 from rlightning.rpc.channel import connect
 from rlightning.rpc.handlers import EOF
 from rlightning.rpc.stream import Stream
-from rlightning.testing import FaultProxy, assert_eventually
+from rlightning.testing import FaultProxy, assert_eventually, free_address
 from rlightning.types import EnvRet
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
@@ -237,6 +238,21 @@ async def test_after_a_restart_of_the_server_a_new_session_begins_within_a_secon
         assert not client.session.resumed
         assert service.handler.seqs == [2]
         await client_ready.__aexit__(None, None, None)
+
+
+async def test_a_service_that_comes_back_on_another_node_is_found_there():
+    port = free_address("127.0.0.2").rpartition(":")[2]
+    nodes = [f"127.0.0.{number}:{port}" for number in (2, 3)]  # each with the port of the service
+    async with AsyncExitStack() as stack:
+        async with running(listen=nodes[1]):
+            address = f"ipv4:{','.join(nodes)}"
+            client = await stack.enter_async_context(connected(address))
+            await client.ask()
+        async with running(listen=nodes[0]):
+            await client.ask()
+            assert len(client.welcomes) == 2
+            assert not client.welcomes[1].session.resumed
+            await client.session.close()
 
 
 async def test_a_client_that_was_cut_waits_as_long_as_its_server_told_it():

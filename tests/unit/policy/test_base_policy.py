@@ -154,6 +154,21 @@ def test_an_answer_without_the_rows_of_the_batch_is_an_error(answer: Any, messag
     assert "Echo.rollout_step failed for env 'robot-7'" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("action", "name"),
+    [
+        (torch.tensor([[0.0], [torch.nan]]), "action"),
+        ({"arm": (torch.zeros(2), np.array([0.0, np.nan]))}, r"action.arm\[1\]"),
+    ],
+)
+def test_an_action_that_is_no_number_is_an_error(action: Any, name: str) -> None:
+    policy = Echo(PolicyConfig(device="cpu"), "eval")
+    policy.init_eval(env_meta=meta(2))
+    policy.answer = PolicyResponse("x", action=action, value=torch.tensor([torch.nan, 0.0]))
+    with pytest.raises(PolicyError, match=f"env 'arm-1': '{name}' is NaN, in row 1"):
+        run(policy, env_ret(2, env_id="arm-1"))
+
+
 def test_a_coroutine_is_told_to_be_a_function() -> None:
     class Waiting(Echo):
         async def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:  # type: ignore[override]

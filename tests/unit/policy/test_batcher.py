@@ -254,6 +254,21 @@ async def test_many_producers_each_get_their_own_answer() -> None:
     await batcher.close()
 
 
+async def test_all_who_ask_again_at_once_get_their_turns() -> None:
+    """The oldest requests leave first, whatever their size: nobody is passed twice."""
+    batcher, runner = start(groups=6, max_batch_rows=4), Recorder()
+    answered = dict.fromkeys("abcdef", 0)
+
+    async def ask(name: str) -> None:
+        while max(answered.values()) < 30:
+            await batcher.submit(runner, part(name, 4 if name == "a" else 1), EXPLORE)
+            answered[name] += 1
+            assert max(answered.values()) - min(answered.values()) <= 2
+
+    await asyncio.gather(*map(ask, answered))
+    await batcher.close()
+
+
 async def test_short_batches_move_to_the_loop_and_long_ones_back_to_the_thread() -> None:
     batcher, runner = start(inline_below_us=2000), Recorder()
     for _ in range(60):

@@ -86,11 +86,32 @@ def test_a_damaged_file_is_passed_over(tmp_path: Path, caplog: pytest.LogCapture
     assert "is damaged" in caplog.text
 
 
-def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".weights-1-ab.safetensors.x").write_bytes(b"half")
+def test_what_a_killed_process_left_half_written_is_removed_and_no_write_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    old, new = (tmp_path / f".weights-{n}-ab.safetensors.x" for n in (1, 2))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
     (tmp_path / "mine.txt").write_bytes(b"kept")
     WeightStore(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, "mine.txt"]
+
+
+def test_replicas_may_share_a_directory(tmp_path: Path, monkeypatch: Any) -> None:
+    """One lists the files just before the other replaces them by newer ones."""
+    one, other = WeightStore(tmp_path), WeightStore(tmp_path)
+    one.save(Weights.of(1, b"one"))
+    files = one._files
+
+    def list_then_lose() -> Any:
+        found = files()
+        other.save(Weights.of(2, b"two"))
+        return found
+
+    monkeypatch.setattr(one, "_files", list_then_lose)
+    found = one.load()
+    assert found == Weights.of(2, b"two")
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: Any) -> None:

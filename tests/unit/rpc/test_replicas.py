@@ -26,7 +26,10 @@ def known(monkeypatch, *ips):
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:5", "[::1]:5", "unix:/tmp/x", "unix-abstract:x:5"])
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.1:5", "[::1]:5", "unix:/tmp/x", "unix-abstract:x:5", "ipv4:10.0.0.1:5,10.0.0.2:5"],
+)
 async def test_what_is_no_name_is_one_server(address):
     assert await find_replicas(address) == [address]
 

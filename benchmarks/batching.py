@@ -1,0 +1,87 @@
+"""The policy server under many sessions: what batching gains, and how long probes wait."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.harness import Ratio, Worker, report, run_rounds
+from rlightning.cluster.process import MALLOC_ENV
+from rlightning.testing import ServerProcess
+
+SESSIONS = 64
+GAIN = 1.7
+PROBE_MS = 100.0
+# 50 MB of observations in one message.
+LARGE_ROWS = 50_000_000 // (84 * 84 * 4)
+POLICY = "type: 'benchmarks.bench_policy:BenchPolicy', torch_threads: 1, initial_weights: random"
+
+
+@contextlib.contextmanager
+def policy_server(**options: int) -> Iterator[ServerProcess]:
+    """Starts a policy server for the benchmark's network, with options of section `policy`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        own = "".join(f", {key}: {value}" for key, value in options.items())
+        config = folder / "config.yaml"
+        config.write_text(f"policy: {{{POLICY}{own}}}\nservices: {{python_path: [.]}}\n")
+        command = ["-m", "rlightning.services.policy_server", "--config", str(config)]
+        with ServerProcess(command, folder, environment=MALLOC_ENV) as process:
+            yield process
+
+
+def measure(rounds: int, seconds: float, slack: float) -> bool:
+    """Prints the tables of batching and of probes."""
+    with contextlib.ExitStack() as stack:
+        load, prober = (Worker("benchmarks.act_worker") for _ in range(2))
+        stack.callback(load.close)
+        stack.callback(prober.close)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+
+        def answered(address: str) -> float:
+            """Answers a second to sessions of one row each."""
+            job = {"what": "sessions", "address": address, "sessions": SESSIONS}
+            return float(load.job(**job, seconds=seconds)["per_s"])
+
+        with policy_server() as together, policy_server(max_batch_rows=1) as apart:
+            addresses = together.address(), apart.address()
+            table = run_rounds(
+                {
+                    "in batches": lambda: answered(addresses[0]),
+                    "one by one": lambda: answered(addresses[1]),
+                },
+                rounds=rounds,
+                unit="answers/s",
+            )
+        gain = Ratio(f"{SESSIONS} sessions of one row, batched", *table.rounds, floor=GAIN)
+        good = report(f"Batching, {SESSIONS} sessions of one row", table, [gain], slack=slack)
+
+        def probe_while_loading() -> float:
+            with policy_server() as server:
+                return float(prober.job(what="probe", address=server.address())["max_ms"])
+
+        def probe_while(address: str, **job: object) -> float:
+            """The longest wait of a probe while there is load, in ms."""
+            busy = pool.submit(load.job, address=address, seconds=seconds, **job)
+            found = prober.job(what="probe", address=address, seconds=seconds)
+            busy.result()
+            return float(found["max_ms"])
+
+        with policy_server() as small, policy_server() as large:
+            cells = {
+                "the promise": lambda: PROBE_MS,
+                "loading": probe_while_loading,
+                f"{SESSIONS} sessions": lambda: probe_while(
+                    small.address(), what="sessions", sessions=SESSIONS
+                ),
+                "messages of 50 MB": lambda: probe_while(
+                    large.address(), what="act", kind="img", n=LARGE_ROWS
+                ),
+            }
+            table = run_rounds(cells, rounds=rounds, unit="ms")
+        promise, *phases = cells
+        ratios = [Ratio(f"{name} / promise", name, promise, ceiling=1.0) for name in phases]
+        return report("The longest wait of a probe", table, ratios, slack=slack) and good

@@ -1,0 +1,64 @@
+"""Training over two policy servers, of which one is killed."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rlightning.testing import wait_until
+from tests.e2e.command import CARTPOLE, SMALL, Command, settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def policy_server(command, index):
+    """Process id of a replica."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            words = (folder / "cmdline").read_bytes().decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(parent) == command.process.pid and f"policy-{index}.yaml" in words:
+            return int(folder.name)
+    raise AssertionError(f"no replica {index}")
+
+
+def test_a_replica_is_killed_and_the_run_goes_on(tmp_path):
+    options = settings(
+        *(one for one in SMALL if "max_env_steps" not in one),
+        "services.policy.replicas=2",
+        "train.max_env_steps=1_000_000",
+    )
+    with ExitStack() as stack:
+        command = stack.enter_context(Command("train", CARTPOLE, *options, cwd=tmp_path))
+
+        def newest():
+            return max(map(int, re.findall(r"version (\d+)", command.stdout)), default=0)
+
+        wait_until(lambda: newest() > 2, 60)
+        os.kill(policy_server(command, 0), signal.SIGKILL)
+        command.wait_for("the policy server 0 was killed by SIGKILL", 10)
+        again = command.wait_for(r"^  (\S.*policy_server .*policy-0\.yaml.*)$", 10)[1]
+        before = newest()
+        wait_until(lambda: newest() > before + 1, 30, "the run stands still")
+        by_hand = stack.enter_context(
+            subprocess.Popen(
+                shlex.split(again),
+                cwd=tmp_path,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+        stack.callback(by_hand.kill)
+        command.wait_for("the policy server 0 is SERVING again", 30)
+        os.kill(policy_server(command, 1), signal.SIGKILL)
+        before = newest()
+        wait_until(lambda: newest() > before + 1, 30, "the run stands still")
+        command.interrupt()
+        command.wait(30)

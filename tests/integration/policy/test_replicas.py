@@ -1,0 +1,200 @@
+"""Several policy servers with the same weights: sessions spread, move, and see no older weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlightning.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
+from rlightning.policy import PolicyClient, PolicyFleet
+from rlightning.policy.replicas import Replicas
+from rlightning.rpc.health import ServingStatus, check
+from rlightning.testing import FaultProxy, ServerProcess, assert_eventually, free_address
+from rlightning.utils.config import RpcConfig
+from tests.integration.policy.harness import Policies, acting, env_ret, policy_server, spec, weights
+
+
+@asynccontextmanager
+async def two_servers(**policy: Any) -> AsyncIterator[tuple[Policies, Policies]]:
+    async with policy_server(**policy) as one, policy_server(**policy) as other:
+        yield one, other
+
+
+def sessions(server: Policies) -> int:
+    return server.service._registry.open_count
+
+
+async def test_sessions_that_open_at_once_are_spread_and_later_ones_fill_up() -> None:
+    async with two_servers() as (one, other), AsyncExitStack() as stack:
+        addresses = [one.address, other.address]
+        replicas = Replicas(addresses)
+        stack.push_async_callback(replicas.close)
+        clients = [PolicyClient(addresses, spec=spec(), replicas=replicas) for _ in range(6)]
+        for client in clients:
+            stack.push_async_callback(client.close)
+        await asyncio.gather(*(client.start() for client in clients))
+        assert (sessions(one), sessions(other)) == (3, 3)
+        for client in clients:
+            if client.address == other.address:
+                await client.close()
+        await assert_eventually(lambda: sessions(other) == 0)
+        for _ in range(3):  # each with a choice of its own
+            await stack.enter_async_context(acting(addresses))
+        assert (sessions(one), sessions(other)) == (3, 3)
+
+
+async def test_a_session_stays_after_a_cut_and_moves_when_its_server_drains() -> None:
+    async with AsyncExitStack() as stack:
+        one, other = [await stack.enter_async_context(policy_server()) for _ in range(2)]
+        proxies = [
+            await stack.enter_async_context(FaultProxy(server.address)) for server in (one, other)
+        ]
+        addresses = [proxy.address for proxy in proxies]
+        client = await stack.enter_async_context(acting(addresses))
+        await client.act(env_ret())
+        at = addresses.index(client.address)
+        proxies[at].cut()
+        await client.act(env_ret())
+        assert client.address == addresses[at]
+        assert client._session is not None
+        assert client._session.resumed
+        stopping = asyncio.ensure_future((one, other)[at].server.stop(grace_s=5))
+        for seq in range(3, 40):
+            assert (await client.act(env_ret())).seq == seq
+        await stopping
+        await client.act(env_ret())
+        assert client.address == addresses[1 - at]
+
+
+async def test_a_session_that_opens_waits_for_servers_that_start() -> None:
+    async with (
+        policy_server() as one,
+        policy_server(initial_weights="none", wait=False) as other,
+        acting(one.address),
+        PolicyClient(other.address) as learner,
+    ):
+        client = PolicyClient([one.address, other.address], spec=spec())
+        opening = asyncio.ensure_future(client.start())
+        await asyncio.sleep(0.1)
+        assert not opening.done()
+        await learner.publish_weights(1, weights())
+        await opening
+        assert client.address == other.address
+        await client.close()
+
+
+async def test_nobody_serves() -> None:
+    addresses = ["127.0.0.1:1", "127.0.0.1:2"]
+    client = PolicyClient(addresses, spec=spec())
+    with pytest.raises(UnavailableError, match=r"no replica serves: 127.0.0.1:1: .*127.0.0.1:2: "):
+        await client.start(0.3)
+    await client.close()
+    async with PolicyFleet(addresses) as fleet:
+        with pytest.raises(DeadlineExceededError, match=r"127.0.0.1:1,127.0.0.1:2: version 1 is"):
+            await fleet.publish(1, weights(), timeout_s=0.3)
+        with pytest.raises(UnavailableError, match="127.0.0.1:1: cannot connect"):
+            await fleet.describe(timeout_s=0.1)
+
+
+async def test_all_get_the_weights_and_one_that_is_away_holds_nobody_up() -> None:
+    async with two_servers() as (one, other), FaultProxy(other.address) as proxy:
+        addresses = [one.address, proxy.address]
+        async with PolicyFleet(addresses, watch_s=0.1) as fleet:
+            await fleet.publish(1, weights(seed=1))
+            assert await versions(fleet) == [1, 1]
+            found = await fleet.describe(timeout_s=5)
+            assert len({one.stats["weights_sha256"] for one in found.values()}) == 1
+            await proxy.refuse()
+            proxy.cut()
+            for version in (2, 3):
+                await fleet.publish(version, weights(seed=version), timeout_s=10)
+            assert await versions(fleet) == [3]
+            await proxy.start()
+            await assert_eventually(lambda: other.service._hosts.default.version == 3)
+            with pytest.raises(InvalidRequestError, match="not a safetensors file"):
+                await fleet.publish(4, b"garbage")
+
+
+async def versions(fleet: PolicyFleet) -> list[int]:
+    return [one.policy_version for one in (await fleet.describe(timeout_s=1)).values()]
+
+
+class Replica(ServerProcess):
+    """One of several policy servers, on an address of its own."""
+
+    def __init__(self, folder: Path, addresses: list[str], index: int) -> None:
+        folder.mkdir()
+        config = folder / "config.yaml"
+        config.write_text(
+            "policy: {device: cpu, initial_weights: random}\n"
+            f"services: {{policy: {{addresses: [{', '.join(map(repr, addresses))}]}}}}\n"
+        )
+        command = ["-m", "rlightning.services.policy_server", "--config", str(config)]
+        super().__init__([*command, "--listen", addresses[index]], folder)
+
+
+async def test_kill_9_of_a_replica_under_load_costs_no_answer_and_no_version(
+    tmp_path: Path,
+) -> None:
+    """The killed one has no volume, and comes back after the learner has gone."""
+    addresses = [free_address() for _ in range(2)]
+    rpc = RpcConfig(heartbeat_s=0.2, lease_s=1)
+    stop = asyncio.Event()
+
+    async def act(client: PolicyClient) -> list[tuple[int, int]]:
+        answers = []
+        while not stop.is_set():
+            response = await client.act(env_ret())
+            answers.append((response.seq, response.policy_version))
+            await asyncio.sleep(0.002)
+        return answers
+
+    with (
+        Replica(tmp_path / "0", addresses, 0) as killed,
+        Replica(tmp_path / "1", addresses, 1) as other,
+    ):
+        for address in addresses:
+            await serving(address)
+        async with AsyncExitStack() as stack:
+            clients = [PolicyClient(addresses, spec=spec(), rpc=rpc) for _ in range(4)]
+            for client in clients:
+                stack.push_async_callback(client.close)
+                await client.start(60)
+            assert sorted(client.address for client in clients) == sorted([*addresses] * 2)
+            loops = [asyncio.ensure_future(act(client)) for client in clients]
+            async with PolicyFleet(addresses, watch_s=0.1) as fleet:
+                for version in range(1, 6):
+                    await fleet.publish(version, weights(seed=version))
+                await asyncio.to_thread(killed.kill)
+                for version in range(6, 9):
+                    await fleet.publish(version, weights(seed=version))
+            await assert_eventually(lambda: {c.address for c in clients} == {addresses[1]})
+            await asyncio.to_thread(killed.start)
+            await serving(addresses[0])
+            async with PolicyClient(addresses[0]) as client:
+                assert (await client.describe()).policy_version == 8
+            await asyncio.to_thread(other.kill)
+            await assert_eventually(lambda: {c.address for c in clients} == {addresses[0]})
+            stop.set()
+            for answers in await asyncio.gather(*loops):
+                assert [seq for seq, _ in answers] == list(range(1, len(answers) + 1))
+                found = [version for _, version in answers]
+                assert found == sorted(found)
+                assert found[-1] == 8
+
+
+async def serving(address: str) -> None:
+    """Waits until a server is SERVING."""
+
+    async def is_serving() -> bool:
+        try:
+            return await check(address) is ServingStatus.SERVING
+        except UnavailableError:
+            return False
+
+    await assert_eventually(is_serving, 60)
