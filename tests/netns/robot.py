@@ -32,6 +32,8 @@ from tests.netns.robot_env import CAMERAS, SAMPLED, pictures_of, text_of
 PATIENCE_S = 120.0
 # How much the sampled pixels of a JPEG may be off, on average.
 LOSSY = 12.0
+# Transitions that are read at a time.
+_PAGE = 500
 
 
 class Robot:
@@ -238,7 +240,17 @@ async def _stored(scene: Scene) -> tuple[Any, int]:
         while before != (size := (await client.describe()).tables["default"].size):
             before = size
             await asyncio.sleep(1.0)
-        return await client.get(), int(status.stats["steps_dropped"])
+        pages = [page async for page in client.pages(_PAGE)]
+        return _joined(pages), int(status.stats["steps_dropped"])
+
+
+def _joined(pages: Sequence[Any]) -> Any:
+    """Returns the columns of several pages as one."""
+    if isinstance(pages[0], dict):
+        return {name: _joined([page[name] for page in pages]) for name in pages[0]}
+    if isinstance(pages[0], np.ndarray):
+        return np.concatenate(pages)
+    return [value for page in pages for value in page]
 
 
 def compare(
