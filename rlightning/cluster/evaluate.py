@@ -11,18 +11,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from rlightning.chunks import ChunkedActions
 from rlightning.cluster.guard import require, require_policy_server
 from rlightning.cluster.past_runs import config_of, read_checkpoint
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup, host_envs
 from rlightning.errors import ConfigError
 from rlightning.rpc.loop import shared_loop
-from rlightning.types import EnvRet, Mode
+from rlightning.types import EnvRet, Mode, Purpose
 from rlightning.utils.config import EnvConfig, MainConfig
 
 if TYPE_CHECKING:
@@ -207,14 +209,17 @@ async def _act(
         await host.publish(Weights.of(checkpoint.policy_version, checkpoint.weights))
         policy = LocalPolicy(host, groups[0].meta)
         await policy.start()
-        return await _finish_episodes(policy, groups[0], log, episodes, target, film)
+        space = groups[0].meta.action_space
+        assert isinstance(space, gym.Space)
+        acting = ChunkedActions(policy, None, space)
+        return await _finish_episodes(acting, groups[0], log, episodes, target, film)
     finally:
         await asyncio.gather(*(group.close() for group in groups))
         await host.close()
 
 
 async def _finish_episodes(
-    policy: Any,
+    policy: ChunkedActions,
     group: HostedGroup,
     log: EpisodeLog,
     episodes: int,
@@ -229,7 +234,7 @@ async def _finish_episodes(
     while any(len(mine) < share for mine, share in zip(found, shares, strict=True)):
         if film is not None:
             await group.call(film.take)
-        response = await policy.act(env_ret, mode=Mode.EXPLOIT)
+        response = await policy.act(env_ret, mode=Mode.EXPLOIT, purpose=Purpose.EVAL)
         env_ret = await group.step(response)
         records, cursor = log.since(cursor) if log.cursor > cursor else [], log.cursor
         for position, record in enumerate(records):

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import gymnasium as gym
 from typing_extensions import Self
 
 from rlightning.actor import ActorControl, ActorStats, run_actor
 from rlightning.buffer.local_buffer import LocalBuffer, LocalWriter
+from rlightning.chunks import ChunkedActions
 from rlightning.cluster.backend import ClusterState, batch_size
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup, host_envs
@@ -101,9 +103,16 @@ class InProcessBackend:
     async def _act(self, actor: _Actor) -> None:
         await self._hosts.get(actor.group.config.policy).ready()
         await actor.policy.start()
-        await run_actor(
-            actor.group, actor.policy, actor.writer, control=self._control, stats=actor.stats
-        )
+        chunks = self._chunks_of(actor)
+        await run_actor(actor.group, chunks, chunks, control=self._control, stats=actor.stats)
+        await chunks.finish()
+
+    def _chunks_of(self, actor: _Actor) -> ChunkedActions:
+        space = actor.group.meta.action_space
+        assert isinstance(space, gym.Space)
+        # What comes when must not matter in lockstep.
+        ahead = 0 if self._config.train.lockstep else self._config.services.env.chunk_ahead
+        return ChunkedActions(actor.policy, actor.writer, space, ahead=ahead)
 
     async def _close(self) -> None:
         self._control.stop()
@@ -161,18 +170,20 @@ class InProcessBackend:
         self._buffer.ack()
         await self._hosts.default.ready()
         config, started = self._config, self.env_steps() > 0
-        for index, (group, policy, writer, stats) in enumerate(self._in_turn):
+        for index, actor in enumerate(self._in_turn):
             if not started:
-                await policy.start()
+                await actor.policy.start()
+            chunks = self._chunks_of(actor)
             await run_actor(
-                Round(group, index, begin, config.train.seed),
-                policy,
-                writer,
+                Round(actor.group, index, begin, config.train.seed),
+                chunks,
+                chunks,
                 control=self._control,
-                stats=stats,
+                stats=actor.stats,
                 max_steps=config.buffer.rollout_length,
                 new_segment=True,
             )
+            await chunks.finish()
         if config.buffer.type == "ReplayBuffer":
             for group in self._groups:
                 self._buffer.table.truncate(group.env_id)

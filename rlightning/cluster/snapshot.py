@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -463,23 +462,28 @@ def targets_of(config: MainConfig, auth: ClientAuthConfig | None = None) -> list
         auth: Token and certificates instead of those of the config; None: those.
     """
     services = config.services
-    buffers: Sequence[str] = ()
-    with contextlib.suppress(ConfigError):
-        buffers = config.buffer_addresses
-    names = ["buffer"] if len(buffers) == 1 else [f"buffer-{i}" for i in range(len(buffers))]
     return [
-        *_dialled("policy", services.policy, auth),
-        *(
-            Target(name, address, rpc=services.buffer.rpc, auth=auth or services.buffer.auth)
-            for name, address in zip(names, buffers, strict=True)
-        ),
-        *_dialled("env", services.env, auth),
+        *_dialled("policy", services.policy, lambda: services.policy.dial_addresses, auth),
+        *_dialled("buffer", services.buffer, lambda: config.buffer_addresses, auth),
+        *_dialled("env", services.env, lambda: [services.env.dial_address], auth),
     ]
 
 
-def _dialled(name: str, service: ServiceConfig, auth: ClientAuthConfig | None) -> Iterator[Target]:
-    with contextlib.suppress(ConfigError):
-        yield Target(name, service.dial_address, rpc=service.rpc, auth=auth or service.auth)
+def _dialled(
+    name: str,
+    service: ServiceConfig,
+    addresses: Callable[[], Sequence[str]],
+    auth: ClientAuthConfig | None,
+) -> list[Target]:
+    try:
+        found = addresses()
+    except ConfigError:
+        return []
+    names = [name] if len(found) == 1 else [f"{name}-{i}" for i in range(len(found))]
+    return [
+        Target(one, address, rpc=service.rpc, auth=auth or service.auth)
+        for one, address in zip(names, found, strict=True)
+    ]
 
 
 def read_progress(run: Path, *, in_process: bool = False) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from rlightning.learner.own_loss import OwnLoss
 from rlightning.learner.ppo import PPO, ActorCritic
 from rlightning.learner.random_stream import RandomStream
 from rlightning.learner.ranks import ALONE, Ranks
+from rlightning.learner.recurrent_ppo import RecurrentActorCritic, RecurrentPPO
 from rlightning.learner.replay_loop import ReplayAlgorithm
 from rlightning.learner.sac import SAC, SquashedActorCritics
 from rlightning.learner.vtrace import VTracePPO
@@ -84,6 +85,8 @@ def build_learner(config: MainConfig, env_meta: EnvMeta, ranks: Ranks = ALONE) -
                 f"learner.algorithm '{name}' cannot train policy.type '{config.policy.type}': it "
                 f"needs {has}"
             )
+        if name != "policy" and policy.initial_state(1) is not None:
+            make = _recurrent(name, policy, config)
     try:
         algorithm: Algorithm = make(
             policy, config.learner, config.train, seed=_seed(config.train.seed, ranks)
@@ -107,6 +110,22 @@ def build_learner(config: MainConfig, env_meta: EnvMeta, ranks: Ranks = ALONE) -
             )
         algorithm.ranks = ranks
     return algorithm
+
+
+def _recurrent(name: str, policy: BasePolicy, config: MainConfig) -> Callable[..., Algorithm]:
+    """Returns what trains a policy that keeps state."""
+    if name != "ppo" or not isinstance(policy, RecurrentActorCritic):
+        raise ConfigError(
+            f"learner.algorithm '{name}' cannot train policy.type '{config.policy.type}': it looks "
+            "at single steps, and the policy remembers (initial_state); 'ppo' trains one with a "
+            "module 'memory', as RecurrentActorCriticPolicy has, and 'policy' any"
+        )
+    if not config.policy.store_state:
+        raise ConfigError(
+            f"policy.store_state must be true to train policy.type '{config.policy.type}': "
+            "sequences begin with the state that was stored"
+        )
+    return RecurrentPPO
 
 
 def _seed(seed: int, ranks: Ranks) -> int:

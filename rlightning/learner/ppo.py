@@ -26,6 +26,8 @@ from rlightning.policy.weights import dump_weights, policy_weights
 from rlightning.types import ActionSource, EnvMeta
 from rlightning.utils.config import LearnerConfig, TrainConfig
 
+LEARNED = ("observation", "action", "log_prob", "advantage", "value_target")
+
 
 @runtime_checkable
 class ActorCritic(Protocol):
@@ -95,7 +97,8 @@ class PPO:
             log_explained_variance=False,
         )
         self._loss.set_keys(sample_log_prob="log_prob", value="value")
-        self._parameters = [p for p in self._loss.parameters() if p.requires_grad]
+        self._parameters = [p for module in self._trained() for p in module.parameters()]
+        self._parameters = [p for p in self._parameters if p.requires_grad]
         self._device = self._parameters[0].device
         self._value_norm = RunningValueNorm(device=self._device)
         self._optimizer = torch.optim.Adam(self._parameters, lr=train.lr, eps=1e-5, fused=True)
@@ -125,7 +128,7 @@ class PPO:
         metrics = {
             "losses/learning_rate": self._anneal(),
             "losses/explained_variance": explained_variance,
-            "losses/masked_rows": float(rollout.numel() - len(rows)),
+            "losses/masked_rows": float((~rollout["own"]).sum()),
         }
         if self.ranks.total(len(rows)):
             metrics |= self._descend(rows)
@@ -180,31 +183,40 @@ class PPO:
 
     def _prepare(self, rollout: TensorDict) -> tuple[TensorDictBase, float]:
         """Returns the rows to learn from, [B], with advantages, and the explained variance."""
-        flat = rollout.flatten()
-        rollout["value"] = self._values(flat, "observation").view(rollout.shape)
-        rollout["next_value"] = self._values(flat, "next_observation").view(rollout.shape)
+        self._evaluate(rollout)
         value, own = rollout["value"], rollout["own"]
         advantage, target = self._estimate(rollout)
-        rows = rollout.flatten().select("observation", "action", "log_prob")
-        rows["advantage"] = advantage.reshape(-1, 1)
-        rows["value_target"] = target.reshape(-1, 1)
-        if not own.all():
-            rows = rows[own.flatten()]
-        if self.ranks.total(len(rows)) < 2:  # no deviation to divide by
-            return rows[:0], math.nan
-        if not rows["advantage"].isfinite().all():
+        if self.ranks.total(int(own.sum())) < 2:  # no deviation to divide by
+            return rollout.flatten()[:0], math.nan
+        if not advantage[own].isfinite().all():
             raise PolicyError(
                 "PPO cannot learn from this rollout: an observation, a reward or a value "
                 "of the critic is not finite"
             )
-        self._value_norm.update(self.ranks.concatenate(rows["value_target"]))
-        rows["value_target"] = self._value_norm.normalize(rows["value_target"])
-        spread, mean = torch.std_mean(self.ranks.concatenate(rows["advantage"]))
-        rows["advantage"] = (rows["advantage"] - mean) / (spread + 1e-8)
-        if len(rows) < 2:  # the others have some
-            return rows, math.nan
+        self._value_norm.update(self.ranks.concatenate(target[own][:, None]))
+        spread, mean = torch.std_mean(self.ranks.concatenate(advantage[own][:, None]))
+        rollout["value_target"] = self._value_norm.normalize(target[..., None])
+        rollout["advantage"] = ((advantage - mean) / (spread + 1e-8))[..., None]
+        if int(own.sum()) < 2:  # the others have some
+            return self._rows(rollout), math.nan
         unexplained, variance = float((target - value)[own].var()), float(target[own].var())
-        return rows, 1.0 - unexplained / variance if variance > 0.0 else math.nan
+        return self._rows(rollout), 1.0 - unexplained / variance if variance > 0.0 else math.nan
+
+    def _trained(self) -> list[nn.Module]:
+        """Returns the modules that are trained."""
+        return [self._loss]
+
+    def _evaluate(self, rollout: TensorDict) -> None:
+        """Sets `value` and `next_value`, [T, N], in the scale of the rewards."""
+        flat = rollout.flatten()
+        rollout["value"] = self._values(flat, "observation").view(rollout.shape)
+        rollout["next_value"] = self._values(flat, "next_observation").view(rollout.shape)
+
+    def _rows(self, rollout: TensorDict) -> TensorDictBase:
+        """Returns the policy's own rows, [B]."""
+        rows: TensorDictBase = rollout.flatten().select(*LEARNED)
+        own = rollout["own"]
+        return rows if own.all() else rows[own.flatten()]
 
     def _estimate(self, rollout: TensorDict) -> tuple[Tensor, Tensor]:
         """Returns advantages and value targets, [T, N]."""
@@ -228,9 +240,7 @@ class PPO:
 
     def _descend(self, rows: TensorDictBase) -> dict[str, float]:
         """Takes the gradient steps of one update and returns the means of what they report."""
-        # Equal parts: a small remainder would take a whole step on few rows. As many on every rank.
-        share = self.ranks.total(len(rows)) / self.ranks.world_size
-        parts = max(1, round(share / self._train.batch_size))
+        parts = self._parts(rows)
         sums: dict[str, Tensor] = {}
         for _ in range(self._config.epochs):
             order = torch.randperm(len(rows), generator=self._generator)
@@ -239,6 +249,12 @@ class PPO:
                     sums[name] = sums[name] + value if name in sums else value
         steps = parts * self._config.epochs
         return {f"losses/{name}": float(total) / steps for name, total in sums.items()}
+
+    def _parts(self, rows: TensorDictBase) -> int:
+        """Returns into how many minibatches the rows go, as many on every rank."""
+        # Equal parts: a small remainder would take a whole step on few rows.
+        share = self.ranks.total(rows.numel()) / self.ranks.world_size
+        return max(1, round(share / self._train.batch_size))
 
     def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
         """Takes one gradient step; without rows here, by the gradients of other ranks."""

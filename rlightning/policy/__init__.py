@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlightning.policy.policy_group import PolicyGroup
     from rlightning.policy.publisher import WeightPublisher
     from rlightning.policy.q_network import QNetworkPolicy
+    from rlightning.policy.recurrent_actor_critic import RecurrentActorCriticPolicy
     from rlightning.policy.remote_policy import PolicyClient, PolicyDescription
     from rlightning.policy.sac_actor import SACActorPolicy
     from rlightning.policy.weights import dump_weights, policy_weights
@@ -38,6 +39,7 @@ __all__ = [
     "PolicyInput",
     "PolicyRole",
     "QNetworkPolicy",
+    "RecurrentActorCriticPolicy",
     "RemotePolicy",
     "SACActorPolicy",
     "WeightPublisher",
@@ -61,6 +63,7 @@ _MODULES = {
     "PolicyRole": "base_policy",
     "QNetworkPolicy": "q_network",
     "RemotePolicy": "blocking",
+    "RecurrentActorCriticPolicy": "recurrent_actor_critic",
     "SACActorPolicy": "sac_actor",
     "WeightPublisher": "publisher",
     "build_policy": "builder",

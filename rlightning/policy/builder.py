@@ -5,7 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 
 from rlightning.errors import ConfigError
-from rlightning.policy import actor_critic, q_network, sac_actor  # noqa: F401 - for their names
+from rlightning.policy import (  # noqa: F401 - for their names
+    actor_critic,
+    q_network,
+    recurrent_actor_critic,
+    sac_actor,
+)
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.utils.config import ClusterConfig, PolicyConfig

@@ -249,7 +249,7 @@ class PolicyHost:
         values, rows = runner.layout.flatten(env_ret)
         part = Part(env_ret.env_id, values, rows)
         if runner.states is not None:
-            state = GroupState(None, carried=True) if state is None else state
+            state = runner.states.begin_carried() if state is None else state
             part.state = StateUse.of(state, env_ret, rows or 1, fresh=reset_state)
         return self.batcher.enqueue(
             runner, part, mode, received_ns=received_ns, timeout_us=timeout_us, nbytes=nbytes

@@ -24,7 +24,11 @@ class LocalPolicy:
     async def start(self) -> None:
         """Opens the group; see `PolicyHost.open_group` and `PolicyHost.keep_state`."""
         await self._host.open_group(self._meta)
-        self._state = self._host.keep_state(self._meta.num_envs)
+        try:
+            self._state = self._host.keep_state(self._meta.num_envs)
+        except BaseException:
+            self._host.close_group()
+            raise
 
     async def act(
         self,

@@ -88,6 +88,28 @@ class NetworkMaker:
         layers.append(self._linear(size, outputs, last_gain))
         return nn.Sequential(*layers)
 
+    def gru(self, inputs: int, units: int) -> nn.GRUCell:
+        """Returns a GRU cell from vectors [B, inputs] and state [B, units] to [B, units].
+
+        Raises:
+            ConfigError: It takes more than `policy.max_weights_bytes` allows.
+        """
+        needed = _BYTES_PER_WEIGHT * 3 * units * (inputs + units)
+        if needed > self._allowed_bytes:
+            raise ConfigError(
+                f"the spaces need a GRU of {inputs} inputs and {units} units "
+                f"(policy.model_cfg.memory), which takes {needed} bytes to make; "
+                f"policy.max_weights_bytes allows {self._allowed_bytes}"
+            )
+        skip_init: Callable[..., nn.GRUCell] = nn.utils.skip_init
+        cell = skip_init(nn.GRUCell, inputs, units)
+        for weight in (cell.weight_ih, cell.weight_hh):
+            for gate in weight.data.chunk(3):
+                nn.init.orthogonal_(gate, generator=self._generator)
+        for bias in (cell.bias_ih, cell.bias_hh):
+            nn.init.zeros_(bias)
+        return cell
+
     def _linear(self, inputs: int, outputs: int, gain: float) -> nn.Linear:
         # skip_init: the default initialisation would draw from torch's global generator.
         skip_init: Callable[..., nn.Linear] = nn.utils.skip_init

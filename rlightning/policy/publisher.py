@@ -10,6 +10,7 @@ from contextlib import suppress
 from rlightning.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
+    PreconditionError,
     RemoteError,
     UnavailableError,
 )
@@ -144,9 +145,13 @@ class WeightPublisher:
                 level = logging.WARNING if self.reached else logging.DEBUG
                 _LOG.log(level, "version %d of the weights has to wait: %s", version, error)
                 self.reached, self.trouble = False, error
+            except PreconditionError as error:
+                if self._latest[0] == version or error.reason != "VERSION_TOO_OLD":
+                    self._fail(version, error)
+                else:  # newer ones were offered meanwhile, which it may have from another replica
+                    self._changed.set()
             except RemoteError as error:
-                _LOG.error("version %d of the weights was refused: %s", version, error)
-                self._failure = error
+                self._fail(version, error)
             async with self._acks:
                 self._acks.notify_all()
             if self._failure is not None:
@@ -154,6 +159,10 @@ class WeightPublisher:
             if self.trouble is not None:
                 await asyncio.sleep(min(_PAUSE_S, self._watch_s))
                 self._changed.set()
+
+    def _fail(self, version: int, error: RemoteError) -> None:
+        _LOG.error("version %d of the weights was refused: %s", version, error)
+        self._failure = error
 
     async def _bring_up_to(self, version: int, data: bytes) -> None:
         if version == self.acked:

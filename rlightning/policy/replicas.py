@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlightning.errors import RemoteError, UnavailableError
+from rlightning.errors import DeadlineExceededError, RemoteError, UnavailableError
 from rlightning.policy.transfer import look
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.replicas import auth_of_replica, find_replicas
@@ -16,6 +18,10 @@ from rlightning.utils.config import ClientAuthConfig, RpcConfig
 
 # A replica that says nothing for so long is not the one to go to.
 _LOOK_S = 1.0
+# Replicas are started together: a session that opens waits this long for those that are not SERVING
+# yet, or all sessions would go to the first.
+_SETTLE_S = 2.0
+_SETTLE_PAUSE_S = 0.05
 
 
 class Endpoint(NamedTuple):
@@ -46,6 +52,27 @@ async def resolve(addresses: Sequence[str]) -> list[Endpoint]:
         for address, replicas in zip(addresses, found, strict=True)
         for replica in replicas
     ]
+
+
+class _Load(NamedTuple):
+    """What a server that serves has, and has to do."""
+
+    version: int
+    sessions: int
+
+
+@dataclass(frozen=True)
+class _NotServing:
+    """A server that answers, but does not serve yet, or no longer."""
+
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.address} does not serve yet, or no longer"
+
+
+# What is worth to be waited for, for a while.
+_LATE = (_NotServing, DeadlineExceededError)
 
 
 class Replicas:
@@ -104,21 +131,27 @@ class Replicas:
         endpoints = await resolve(self._addresses)
         if len(endpoints) == 1:
             return endpoints[0]
-        looks = await asyncio.gather(*(self._look(endpoint) for endpoint in endpoints))
-        fits = []
-        for endpoint, found in zip(endpoints, looks, strict=True):
-            if not isinstance(found, str):
-                version, sessions = found
-                load = sessions + self._coming[endpoint]
-                rank = (version < min_version, endpoint != before, load, random.random())
-                fits.append((rank, endpoint))
-        if not fits:
-            reasons = "; ".join(str(found) for found in looks)
-            raise UnavailableError(f"no replica serves: {reasons}", peer=",".join(self._addresses))
-        return min(fits)[1]
+        settled = time.monotonic() + _SETTLE_S
+        while True:
+            looks = await asyncio.gather(*(self._look(endpoint) for endpoint in endpoints))
+            fits = []
+            for endpoint, found in zip(endpoints, looks, strict=True):
+                if isinstance(found, _Load):
+                    load = found.sessions + self._coming[endpoint]
+                    behind = found.version < min_version
+                    fits.append(((behind, endpoint != before, load, random.random()), endpoint))
+            if not fits:
+                reasons = "; ".join(map(str, looks))
+                raise UnavailableError(
+                    f"no replica serves: {reasons}", peer=",".join(self._addresses)
+                )
+            all_there = not any(isinstance(found, _LATE) for found in looks)
+            if all_there or before is not None or time.monotonic() > settled:
+                return min(fits)[1]
+            await asyncio.sleep(_SETTLE_PAUSE_S)
 
-    async def _look(self, endpoint: Endpoint) -> tuple[int, int] | str:
-        """Returns version and sessions of a server, or why it is not to be chosen."""
+    async def _look(self, endpoint: Endpoint) -> _Load | RemoteError | _NotServing:
+        """Returns what a server has to do, or why it is not to be chosen."""
         channel = self._channels.get(endpoint)
         if channel is None:
             channel = self._channels[endpoint] = connect(
@@ -127,10 +160,10 @@ class Replicas:
         try:
             found = await look(channel, _LOOK_S)
         except RemoteError as error:
-            return str(error)
+            return error
         if not found.serving:
-            return f"{endpoint.address} does not serve yet, or no longer"
-        return found.policy_version, found.sessions
+            return _NotServing(endpoint.address)
+        return _Load(found.policy_version, found.sessions)
 
 
 class Seat:

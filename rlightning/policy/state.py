@@ -220,6 +220,11 @@ class StateLayout:
             leaves.append(tensor)
         return leaves
 
+    @staticmethod
+    def begin_carried() -> GroupState:
+        """Returns the state for one request whose rows begin anew."""
+        return GroupState(None, carried=True)
+
     def read_carried(self, state: Any) -> GroupState:
         """Returns the state that a client sent with one request.
 

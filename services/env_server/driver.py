@@ -11,10 +11,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
+import gymnasium as gym
+
 from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, BufferPort, EnvPort, run_actor
 from rlightning.buffer.arguments import make_table
 from rlightning.buffer.remote_buffer import InsertClient, items_per_message
 from rlightning.buffer.routing import tables_of
+from rlightning.chunks import ChunkedActions
 from rlightning.env.attached import AttachedGroup
 from rlightning.env.control import Quorum
 from rlightning.env.hosting import HostedGroup
@@ -211,6 +214,7 @@ class Driver:
             "env_errors": sum(one.env_errors for one in stats.values()),
             "policy_errors": sum(one.policy_errors for one in stats.values()),
             "segments": sum(one.segments for one in stats.values()),
+            "actions_skipped": sum(a.chunks.skipped for a in actors if a.chunks is not None),
             "steps_dropped": sum(group.dropped for group in self._attached),
             "inserts_resent": sum(actor.buffer.resent for actor in actors),
             "last_errors": {name: one.last_error for name, one in stats.items() if one.last_error},
@@ -388,6 +392,9 @@ class _Actor:
             stats=latency,
         )
         self.steps = UnaskedSteps(self.buffer)
+        self.chunks: ChunkedActions | None = None
+        # What comes when must not matter in lockstep.
+        self._ahead = 0 if config.train.lockstep else services.env.chunk_ahead
         self._info_keys = group.config.info_keys if isinstance(group, HostedGroup) else INFO_KEYS
 
     async def run(self) -> None:
@@ -416,16 +423,22 @@ class _Actor:
         self._is_connected = True
 
     async def _act(self, env: EnvPort, buffer: BufferPort, **limits: Any) -> None:
+        space = self.group.meta.action_space
+        # A client with a control loop executes chunks by itself.
+        if isinstance(space, gym.Space) and not getattr(self.group, "wants_acks", False):
+            self.chunks = ChunkedActions(self.policy, buffer, space, ahead=self._ahead)
         await run_actor(
             env,
-            self.policy,
-            buffer,
+            self.chunks or self.policy,
+            self.chunks or buffer,
             info_keys=self._info_keys,
             control=self.control,
             stats=self.stats,
             traces=self._traces,
             **limits,
         )
+        if self.chunks is not None:
+            await self.chunks.finish()
 
     async def close(self) -> None:
         await asyncio.gather(self.policy.close(), self.buffer.close())

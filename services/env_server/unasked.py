@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-import numpy as np
-
 from rlightning.actor import BufferPort
+from rlightning.chunks import blank_of
 from rlightning.types import EnvRet, PolicyResponse
-from rlightning.utils.conversions import map_leaves
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class UnaskedSteps:
         if response is None:
             return
         if self._blank is None:
-            self._blank = _blank_of(response)
+            self._blank = blank_of(response)
         await self._flush(None if new_segment else env_ret)
         await self._buffer.insert(env_ret, response, new_segment=new_segment)
 
@@ -58,7 +56,7 @@ class UnaskedSteps:
             response: The answer that somebody else gave to it, if one did.
         """
         if response is not None and self._blank is None:
-            self._blank = _blank_of(response)
+            self._blank = blank_of(response)
         if self._blank is not None or len(self._waiting) >= _MAX_EARLY:
             await self._flush(env_ret)
         self._waiting.append((env_ret, response))
@@ -80,10 +78,3 @@ class UnaskedSteps:
             if response is None and after is not None and after.executed_action is not None:
                 response = self._blank
             await self._buffer.insert(env_ret, response)
-
-
-def _blank_of(response: PolicyResponse) -> PolicyResponse:
-    blank = PolicyResponse(response.env_id)
-    for name, value in response.to_dict().items():
-        setattr(blank, name, map_leaves(np.zeros_like, value))
-    return blank

@@ -267,15 +267,18 @@ def _keep_state(group: _Group, rows: int) -> None:
 
 
 def _state_of(group: _Group, step: pb.ActStep, reader: Reader[pb.ActRequest]) -> GroupState | None:
-    """Returns the recurrent state that a step goes on from; None for a fresh one, or none.
+    """Returns the recurrent state that a step goes on from; None if the policy has none.
 
     Raises:
         PreconditionError: It is lost.
         InvalidRequestError: The step brings one that the policy cannot take.
     """
     states = group.host.states
-    if states is not None and group.host.carried and step.HasField("state"):
-        return states.read_carried(read_value(step.state, reader))
+    if states is not None and group.host.carried:
+        if step.HasField("state"):
+            return states.read_carried(read_value(step.state, reader))
+        if step.seq == 1 or step.reset_state:
+            return states.begin_carried()
     if step.HasField("state"):
         # Ignoring it would let the client believe that its answers depend on it.
         who = "this server's policy has none" if states is None else "this server keeps it"

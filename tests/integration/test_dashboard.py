@@ -5,12 +5,12 @@ import urllib.request
 
 import pytest
 
+from rlightning.cluster import snapshot
 from rlightning.cluster.dashboard import Dashboard
-from rlightning.cluster.dashboard import dashboard as dashboard_module
 from rlightning.cluster.dashboard.watch import watch
 from rlightning.cluster.runs import PROGRESS_FILE, write_atomically
 from rlightning.cluster.snapshot import Target
-from rlightning.errors import ClusterError, ConfigError, UnavailableError
+from rlightning.errors import ClusterError, ConfigError
 from rlightning.testing import ServerProcess, free_address
 from rlightning.utils.config import MainConfig
 from tests.e2e.command import Command
@@ -134,29 +134,24 @@ def test_a_config_without_ports_names_no_services():
 
 
 def test_servers_that_come_and_go_behind_one_name(tmp_path, monkeypatch):
-    behind, lines = ["127.0.0.1:1", "127.0.0.1:2"], []
+    behind, lines = ["127.0.0.1:1", "127.0.0.2:1"], []
 
     async def find(address, timeout_s):
-        assert address == "env_server:50051"
-        if not behind:
-            raise UnavailableError("the name env_server is not known")
-        return list(behind)
+        return list(behind) if address == "env_server:50051" else [address]
 
-    monkeypatch.setattr(dashboard_module, "find_replicas", find)
-    monkeypatch.setattr(dashboard_module, "_FIND_EVERY_S", 0.05)
+    monkeypatch.setattr(snapshot, "find_replicas", find)
+    monkeypatch.setattr(snapshot, "_FIND_EVERY_S", 0.0)
     with Dashboard("127.0.0.1:0", run=tmp_path, name="r/1", report=lines.append) as dashboard:
         page = Page(lines[0].removeprefix("dashboard at "))
-        dashboard.watch([Target("env", "env_server:50051")])
+        dashboard.watch([Target("env", "env_server:50051"), Target("policy-1", "127.0.0.1:1")])
 
-        def shows(*services):
-            page.until(
-                lambda state: (
-                    [(one["label"], one["address"]) for one in state["services"]] == list(services)
-                )
+        def shows(*addresses):
+            state = page.until(
+                lambda state: [one["address"] for one in state["services"][:-1]] == list(addresses)
             )
+            labels = [one["label"] for one in state["services"]]
+            assert labels == ["env server"] * len(addresses) + ["policy server 1"]
 
-        shows(("env server 0", "127.0.0.1:1"), ("env server 1", "127.0.0.1:2"))
-        behind.append("127.0.0.1:3")
-        shows(*((f"env server {n}", f"127.0.0.1:{n + 1}") for n in range(3)))
-        behind.clear()
-        shows(("env server", "env_server:50051"))
+        shows("127.0.0.1:1", "127.0.0.2:1")
+        behind.append("127.0.0.3:1")
+        shows("127.0.0.1:1", "127.0.0.2:1", "127.0.0.3:1")

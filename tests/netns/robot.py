@@ -89,14 +89,16 @@ class Scene:
     robot: Robot
     healed: list[tuple[str, int]] = field(default_factory=list)
 
-    def steps(self) -> int:
-        return int(self.robot.status()["steps"])
+    def ticks(self) -> int:
+        """Ticks of the control loop so far, also those at which a new episode waits for an answer."""
+        status = self.robot.status()
+        return int(status["steps"] + status["control"]["waited"])
 
     def go_on(self, seconds: float) -> None:
-        """Lets the robot go on, which has to step meanwhile."""
-        before = self.steps()
+        """Lets the robot go on, whose clock has to tick meanwhile."""
+        before = self.ticks()
         time.sleep(seconds)
-        assert self.steps() > before, self.robot.status()
+        assert self.ticks() > before, self.robot.status()
 
     def cut(self, seconds: float) -> None:
         """Takes the link down for a while."""

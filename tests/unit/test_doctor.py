@@ -85,7 +85,7 @@ def test_what_is_wrong_between_two_machines(changes, check, status, text):
 def test_envs_that_fit_one_policy():
     env = make_env(make_meta(), make_meta("cart-0-1", rows=2))
     spec = make_meta(None, rows=None)
-    policy = PolicyDescription(LIBRARY_VERSION, 1, 2, {}, spec)
+    policy = PolicyDescription(LIBRARY_VERSION, 1, 2, True, {}, spec)
     findings = list(look_at_envs("env", env, make_config(), [policy]))
     assert {one.status for one in findings} == {"ok"}
     assert "fit each other and the policy" in found(findings, "spec")[0][1]
@@ -95,7 +95,7 @@ def test_envs_that_fit_one_policy():
 
 def test_envs_that_differ_are_named_with_the_field():
     env = make_env(make_meta(), make_meta("robot/r", shape=(5,)))
-    policy = PolicyDescription(LIBRARY_VERSION, 1, 2, {}, make_meta(None, (3,), rows=None))
+    policy = PolicyDescription(LIBRARY_VERSION, 1, 2, True, {}, make_meta(None, (3,), rows=None))
     told = found(look_at_envs("env", env, make_config(), [policy]), "spec")
     assert [status for status, _ in told] == ["error", "error"]
     assert told[0][1].startswith("robot/r: observation_space")

@@ -18,16 +18,13 @@ from rlightning.cluster.dashboard.server import PageServer
 from rlightning.cluster.dashboard.view import COLUMNS, View
 from rlightning.cluster.runs import Run
 from rlightning.cluster.snapshot import Observer, Snapshot, Target, read_progress
-from rlightning.errors import DeadlineExceededError, UnavailableError
+from rlightning.errors import DeadlineExceededError
 from rlightning.rpc.loop import shared_loop
-from rlightning.rpc.replicas import auth_of_replica, find_replicas
 
 _LOG = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
 _PAUSE_S = 0.1
-# How often it is looked for servers that came or went behind a name.
-_FIND_EVERY_S = 5.0
 _CLOSE_S = 5.0
 
 
@@ -87,20 +84,13 @@ class Dashboard:
         self._watching.add_done_callback(_tell_of_bug)
 
     async def _watch(self, targets: Sequence[Target]) -> None:
-        while True:
-            found = await _find_all(targets)
-            async with Observer(found, run=self._run) as observer:
-                while await _find_all(targets) == found:
-                    await self._look(observer, _FIND_EVERY_S)
-
-    async def _look(self, observer: Observer, seconds: float) -> None:
-        """Looks once a second for so long."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while (begun := loop.time()) < end:
-            self._last = await observer.gather()
-            self._feed.publish(*self._view.show(self._last))
-            await asyncio.sleep(max(_PAUSE_S, begun + _PERIOD_S - loop.time()))
+        async with Observer(targets, run=self._run) as observer:
+            while True:
+                begun = loop.time()
+                self._last = await observer.gather()
+                self._feed.publish(*self._view.show(self._last))
+                await asyncio.sleep(max(_PAUSE_S, begun + _PERIOD_S - loop.time()))
 
     async def _close(self, server: PageServer, error: BaseException | None) -> None:
         """Tells the readers how it ended, and lets them go."""
@@ -125,30 +115,6 @@ def shown(address: str | None, run: Run, report: Callable[[str], None]) -> Dashb
     """Returns the page of a run; without an address, one that does nothing."""
     name = f"{run.path.parent.name}/{run.path.name}"
     return Dashboard(address, run=run.path, name=name, report=report)
-
-
-async def _find_all(targets: Sequence[Target]) -> list[Target]:
-    """Returns the servers that targets stand for: of a name of several, each."""
-    found = await asyncio.gather(*map(_find, targets))
-    return [target for some in found for target in some]
-
-
-async def _find(target: Target) -> list[Target]:
-    try:
-        replicas = await find_replicas(target.address, timeout_s=_PERIOD_S)
-    except UnavailableError:  # which looking at it tells, too
-        replicas = [target.address]
-    if len(replicas) == 1:
-        return [target]
-    return [
-        dataclasses.replace(
-            target,
-            name=f"{target.name}-{number}",
-            address=replica,
-            auth=auth_of_replica(target.auth, target.address, replica),
-        )
-        for number, replica in enumerate(replicas)
-    ]
 
 
 def _tell_of_bug(watching: concurrent.futures.Future[None]) -> None:

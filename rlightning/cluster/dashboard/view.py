@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -10,7 +11,7 @@ from typing import Any
 
 from rlightning._version import __version__
 from rlightning.cluster.dashboard.history import Point
-from rlightning.cluster.process import label_of
+from rlightning.cluster.process import LABELS, label_of
 from rlightning.cluster.snapshot import ServiceView, Snapshot
 from rlightning.latency import STAGES
 
@@ -102,10 +103,10 @@ class View:
         if state != service.state:
             self._since[service.name] = service.state, now
             since = now
-        role = service.role or service.name.partition("-")[0]
+        role = service.role or _role(service.name)
         return {
             "role": role,
-            "label": label_of(service.name) if role in service.name else service.name,
+            "label": _label(service.name),
             "address": service.address,
             "state": service.state,
             "state_s": now - since,
@@ -263,10 +264,19 @@ def _fill(services: Iterable[ServiceView]) -> float | None:
     return sum(table.transitions for table in tables) / capacity if capacity else None
 
 
+def _role(name: str) -> str:
+    """Returns what kind of service a name begins with: such as `env` of `env@10.0.0.1.uplink`."""
+    return re.split(r"[-@.]", name, maxsplit=1)[0]
+
+
+def _label(name: str) -> str:
+    """Returns what to call a service; of several behind one name, the address tells which."""
+    return label_of(name.partition("@")[0]) if _role(name) in LABELS else name
+
+
 def _place(latency: tuple[str, Any]) -> tuple[int, int]:
     """Returns where a stage stands: by its service, and there in the order of a step."""
-    service, _, stage = latency[0].partition(".")
-    role = service.partition("-")[0]
+    role, stage = _role(latency[0]), latency[0].rpartition(".")[2]
     return (
         _ROLES.index(role) if role in _ROLES else len(_ROLES),
         _STAGES.index(stage) if stage in _STAGES else len(_STAGES),

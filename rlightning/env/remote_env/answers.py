@@ -116,13 +116,14 @@ class ActionQueue:
 
 
 def split_chunk(space: gym.Space[Any], action: Any) -> list[Any]:
-    """Returns the actions of an answer to one row.
+    """Returns the actions of an answer.
 
     An answer has several if every leaf has one axis more than the space, after that of the rows:
-    [1, H, ...] instead of [1, ...]. One that is neither is left as it is, for the env to refuse.
+    [rows, H, ...] instead of [rows, ...]. One that is neither is left as it is, for the env to
+    refuse.
 
     Returns:
-        Actions, leaves [1, ...].
+        Actions, leaves [rows, ...].
     """
     lengths: set[int] = set()
 
@@ -143,10 +144,10 @@ def split_chunk(space: gym.Space[Any], action: Any) -> list[Any]:
 
 
 def as_executed(space: gym.Space[Any], action: Any) -> Any:
-    """Returns an action of one row in the dtypes and shapes of its space, leaves [1, ...]."""
+    """Returns the actions of rows in the dtypes and shapes of their space, leaves [rows, ...]."""
 
     def fit(space: gym.Space[Any], leaf: Any) -> Any:
-        return np.array(leaf, space.dtype).reshape((1, *(space.shape or ())))
+        return np.array(leaf, space.dtype).reshape((-1, *(space.shape or ())))
 
     return _map_space(fit, space, action)
 

@@ -197,13 +197,13 @@ class PolicyConfig(Config):
     """Configuration of the policy and of the server that runs it.
 
     Attributes:
-        type: `actor_critic`, `q_network`, `sac_actor`, another name registered in `POLICY`, or
-            `module:Class`.
+        type: `actor_critic`, `recurrent_actor_critic`, `q_network`, `sac_actor`, another name
+            registered in `POLICY`, or `module:Class`.
         backend: Documented; no effect on the policies of this library.
         train_num_gpus: GPUs of the learner.
         eval_num_gpus: GPUs of one policy server.
         model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
-            the activation.
+            the activation, for `recurrent_actor_critic` also the units of its `memory`.
         optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
             `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
         rollout_mode: Whether `PolicyGroup.rollout_batch` returns responses (`sync`) or futures of

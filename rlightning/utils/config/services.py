@@ -95,6 +95,8 @@ class EnvServiceConfig(ServiceConfig):
     Attributes:
         pipeline_depth: Groups of rows in one env worker, each with one observation awaiting its
             answer, so that stepping overlaps inference; a worker with one sub-env has one group.
+        chunk_ahead: Where an answer carries several actions: how many are left to be executed when
+            the next answer is asked for; 0: none, and the env waits for it.
         step_inline_below_us: Env steps whose measured median is below this, in microseconds, run on
             the event loop, since handing them to a thread would cost more; 0 hands over all.
         attached_driver: Who steps the envs that clients attach: the `actor` loop, or an `external`
@@ -107,6 +109,7 @@ class EnvServiceConfig(ServiceConfig):
     """
 
     pipeline_depth: int = Field(default=2, ge=1)
+    chunk_ahead: int = Field(default=0, ge=0)
     step_inline_below_us: int = Field(default=200, ge=0)
     attached_driver: Literal["actor", "external"] = "actor"
     min_clients: int = Field(default=0, ge=0)

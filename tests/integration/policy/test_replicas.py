@@ -71,6 +71,23 @@ async def test_a_session_stays_after_a_cut_and_moves_when_its_server_drains() ->
         assert client.address == addresses[1 - at]
 
 
+async def test_a_session_that_opens_waits_for_servers_that_start() -> None:
+    async with (
+        policy_server() as one,
+        policy_server(initial_weights="none", wait=False) as other,
+        acting(one.address),
+        PolicyClient(other.address) as learner,
+    ):
+        client = PolicyClient([one.address, other.address], spec=spec())
+        opening = asyncio.ensure_future(client.start())
+        await asyncio.sleep(0.1)
+        assert not opening.done()
+        await learner.publish_weights(1, weights())
+        await opening
+        assert client.address == other.address
+        await client.close()
+
+
 async def test_nobody_serves() -> None:
     addresses = ["127.0.0.1:1", "127.0.0.1:2"]
     client = PolicyClient(addresses, spec=spec())

@@ -142,8 +142,13 @@ async def test_state_that_clients_carry_outlives_the_server() -> None:
             )
             assert (await client.act(ret)).total.tolist() == [1, 6, 3]
             assert await totals(client, 1, 2, 3, reset_state=True) == [1, 2, 3]
+            assert await totals(client, 1, 2, 3) == [2, 4, 6]
             assert held(server) == 0
             assert client._carried is not None
+            carried, client._carried = client._carried, None
+            with pytest.raises(PreconditionError, match="state before request 7 is not here"):
+                await totals(client, 1, 2, 3)
+            client._carried = carried
             client._carried._state = {"hidden": np.zeros((3, 8), np.float32)}
             with pytest.raises(InvalidRequestError, match="state: expected 'state.hidden', "):
                 await totals(client, 1, 2, 3)

@@ -235,6 +235,30 @@ async def test_a_publisher_skips_what_is_superseded_and_tells_what_was_refused()
         await publisher.close()
 
 
+async def test_an_attempt_that_newer_weights_overtake_is_no_failure() -> None:
+    """A replica that comes back has them from another one before an old attempt reaches it."""
+    async with policy_server() as server, PolicyClient(server.address) as client:
+        publisher = WeightPublisher(client)
+        publish, newer = client.publish_weights, weights(seed=2)
+
+        async def overtaken(version: int, data: bytes, **options: Any) -> int:
+            if version == 1:
+                publisher.offer(2, newer)
+                await publish(2, newer)
+            return await publish(version, data, **options)
+
+        client.publish_weights = overtaken  # type: ignore[method-assign]
+        publisher.start()
+        await publisher.publish(1, weights(seed=1))
+        assert publisher.acked == 2
+        client.publish_weights = publish  # type: ignore[method-assign]
+        publisher.offer(1, weights(seed=1))  # not overtaken, but older
+        await assert_eventually(lambda: publisher._failure is not None)
+        with pytest.raises(PreconditionError, match="version 2 is in use"):
+            publisher.raise_failure()
+        await publisher.close()
+
+
 async def test_large_weights_get_through_a_slow_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that is given up begins again from nothing, so it must be given its time."""
     monkeypatch.setattr(publisher_module, "_TIMEOUT_S", 0.5)

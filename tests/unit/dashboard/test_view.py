@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from math import inf, nan
 
@@ -131,6 +132,19 @@ def test_several_buffer_servers_are_one_buffer():
     assert [s["label"] for s in state["services"]][2:4] == ["buffer server 0", "buffer server 1"]
     assert point[COLUMNS.index("inserts_waiting")] == 8
     assert ("insert", "Insert", 100.0, "rows/s") in state["links"]
+
+
+def test_servers_behind_one_name_stand_together():
+    one, two = (dataclasses.replace(env(), name=f"env@10.0.0.{i}") for i in (1, 2))
+    state, point = View(None).show(snapshot(one, two, policy(), buffer()))
+    assert [service["label"] for service in state["services"][:3]] == ["env server"] * 2 + [
+        "policy server"
+    ]
+    assert [stage["name"] for stage in state["latency"]][::3][:2] == [
+        "env@10.0.0.1.encode",
+        "env@10.0.0.2.uplink",
+    ]
+    assert point[COLUMNS.index("round_trip_p90")] == 0.002
 
 
 def test_a_service_that_is_down_is_told_with_how_long():

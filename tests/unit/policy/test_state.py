@@ -217,6 +217,7 @@ async def test_what_is_kept_is_counted_and_limited() -> None:
             await second.start()
         with pytest.raises(ResourceExhaustedError, match=r"11 rows.*max_session_state_bytes"):
             await third.start()
+        assert host.describe()["groups"] == 1
         await first.close()
         assert host.state_bytes == 0
         await second.start()
