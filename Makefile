@@ -53,8 +53,8 @@ test: $(VENV)/.dev  ## Run the tests that need neither root, Docker, a simulator
 test-fast: $(VENV)/.dev  ## Run the unit, property, golden and architecture tests.
 	$(PYTEST) -m "$(NOT_LOCAL) and not slow" tests/unit tests/property tests/golden tests/architecture
 
-test-crash: $(VENV)/.dev  ## Kill the buffer server at every place where that is interesting.
-	$(PYTEST) -m crash tests/integration/durability
+test-crash: $(VENV)/.dev  ## Kill services and learners at every place where that is interesting.
+	$(PYTEST) -m crash tests/integration/durability tests/e2e
 
 test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Docker engine; starts one if there is none.
 	$(BIN)/python -m pytest -m docker -o faulthandler_timeout=0 tests/docker

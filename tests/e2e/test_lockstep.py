@@ -9,7 +9,7 @@ import pytest
 from rlightning.testing import wait_until
 from tests.e2e.command import CARTPOLE, Command, is_running, run, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 # An algorithm whose state tells which batches it was given, to the bit.
 RECORDED = """

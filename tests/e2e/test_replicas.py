@@ -13,7 +13,7 @@ import pytest
 from rlightning.testing import wait_until
 from tests.e2e.command import CARTPOLE, SMALL, Command, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 
 def policy_server(command, index):

@@ -13,7 +13,7 @@ from rlightning.policy.weights import parse_weights
 from rlightning.testing import wait_until
 from tests.e2e.command import CARTPOLE, Command, is_running, run, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 TORCHRUN = (
     *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
