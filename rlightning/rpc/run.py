@@ -11,9 +11,10 @@ import select
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rlightning.rpc.loop import close_loop
@@ -31,6 +32,7 @@ EXIT_NOW = 75
 
 # What the steps of a stop may need beyond the grace period before the process is taken for stuck.
 _MARGIN_S = 2.0
+_TOLD = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_server(
@@ -108,6 +110,7 @@ async def _main(
     name: str,
     metrics: str | None,
 ) -> int:
+    signals.listen()
     service = make_service()
     # First, since a listener that cannot be must end the process before anybody relies on it.
     shown = None if metrics is None else _show_metrics(service, metrics)
@@ -168,8 +171,9 @@ def _announce(path: Path, name: str, addresses: list[str], metrics: str | None) 
 class _Signals:
     """Turns SIGTERM and SIGINT into an event, with a thread that ends a process that hangs.
 
-    The handlers only write to a pipe, which the thread reads: so even a process whose event loop is
-    blocked gets the grace period and no more.
+    The thread reads what the interpreter writes the moment a signal comes, in whichever thread; a
+    handler would wait until the main thread is back from what it does. So even a process whose
+    event loop is blocked gets the grace period and no more.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
@@ -179,31 +183,46 @@ class _Signals:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._before: dict[signal.Signals, object] = {}
+        self._wakeup_before = -1
 
     def __enter__(self) -> _Signals:
         threading.Thread(target=self._watch, name="rlightning-signals", daemon=True).start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._handle)
+        self._wakeup_before = self.listen()
+        for number in _TOLD:
+            self._before[number] = signal.signal(number, lambda number, frame: None)
         return self
 
     def __exit__(self, *error: object) -> None:
         if not self.told.is_set():  # else the thread goes on until the process has ended
             for number, handler in self._before.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.set_wakeup_fd(self._wakeup_before)
             os.close(self._write)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        os.write(self._write, b"\0")
+    def listen(self) -> int:
+        """Has signals told to the thread; in the loop once more, since uvloop hears them itself."""
+        return signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def _watch(self) -> None:
-        if not os.read(self._read, 1):
+        if not self._heard(None):
             os.close(self._read)
             return
         self._loop.call_soon_threadsafe(self.told.set)
-        again, _, _ = select.select([self._read], [], [], self._patience_s)
-        if again:
+        if self._heard(self._patience_s):
             logger.error("told twice to stop: ending now")
             os._exit(EXIT_NOW)
         logger.critical("not stopped after %.0f s: ending now", self._patience_s)
         faulthandler.dump_traceback(all_threads=True)
         os._exit(EXIT_STUCK)
+
+    def _heard(self, timeout_s: float | None) -> bool:
+        """Waits for a signal that tells to stop; False when time is up, or nothing more comes."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            readable, _, _ = select.select([self._read], [], [], left_s)
+            numbers = os.read(self._read, 1) if readable else b""
+            if not numbers or numbers[0] in _TOLD:
+                return bool(numbers)
+            with suppress(RuntimeError):  # another signal: its handler needs the loop to turn
+                self._loop.call_soon_threadsafe(lambda: None)

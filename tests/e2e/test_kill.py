@@ -13,7 +13,7 @@ from rlightning.testing import wait_until
 from tests.e2e.command import CARTPOLE, Command, settings
 from tests.service_processes import Services
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
 
 
 def kill(services, name):

@@ -12,7 +12,7 @@ import pytest
 from rlightning.testing import wait_until
 from tests.e2e.command import CARTPOLE, SMALL, Command, is_running, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 
 def test_a_dead_service_ends_the_run(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 import time
 from collections import deque
@@ -30,7 +31,7 @@ class Service(EchoService):
         if self.mode == "slow-start":
             await asyncio.to_thread(time.sleep, 1.5)
         if self.mode == "block":
-            asyncio.get_running_loop().call_later(0.1, time.sleep, 60)
+            asyncio.get_running_loop().call_later(0.1, sleep_deaf)
         await super().start()
 
     async def drain(self, deadline_s: float) -> None:
@@ -40,6 +41,12 @@ class Service(EchoService):
             while True:
                 pass
         print("drained", flush=True)
+
+
+def sleep_deaf() -> None:
+    """Blocks; a signal does not interrupt it, as one does not that comes right before a sleep."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    time.sleep(60)
 
 
 def main() -> int:
