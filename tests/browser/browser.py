@@ -70,8 +70,9 @@ class Browser:
         return self._driver.execute_script(f"return {expression}")
 
     def complaints(self) -> list[str]:
-        """What the console holds since the last call."""
-        return [entry["message"] for entry in self._driver.get_log("browser")]
+        """What the console holds since the last call, but for how often a test reads pixels."""
+        messages = [entry["message"] for entry in self._driver.get_log("browser")]
+        return [message for message in messages if "getImageData" not in message]
 
     def save(self, file: Path, *, whole: bool = False) -> None:
         """Writes a picture of what the window shows; or of the whole page."""
