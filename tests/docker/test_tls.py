@@ -1,5 +1,6 @@
 """Env clients outside of the compose network, through published ports with TLS and tokens."""
 
+import json
 import os
 import signal
 import subprocess
@@ -75,7 +76,10 @@ def test_a_client_elsewhere_needs_the_authority_a_token_and_where_asked_a_certif
         assert client.returncode != 0
         (line,) = (line for line in err.splitlines() if line.startswith("error: "))
         assert words in line
-    assert len(said("refused a call")) == 3
+    # One line for each call; a client whose connection broke before it heard has called again.
+    refused = [json.loads(line)["message"] for line in said("refused a call")]
+    assert len(set(refused)) == 3
+    assert len(refused) <= 6
     assert not said("client robot")
 
     for server, options in (
