@@ -62,7 +62,7 @@ class Steps:
 
 def message_bytes(kind: str) -> int:
     """Size of a message with one item, in bytes."""
-    writer, item, message = Writer(), pb.InsertItem(), InsertMessage("")
+    writer, item, message = Writer(), pb.InsertItem(), InsertMessage()
     env_ret, response = Steps(kind).next()
     fill_env_ret(item.env_ret, env_ret, writer)
     fill_policy_response(item.response, response, writer)
