@@ -93,6 +93,10 @@ def read_checkpoint(run: Path, link: str, config: MainConfig) -> Checkpoint:
     folder = _checkpoints_of(run, config)
     if link == "best" and not (folder / link).exists():
         link = LATEST
+    if not (folder / link / MANIFEST).is_file():
+        other = find_resumable(config)
+        hint = "" if other is None else f"; the newest run of that name that kept one is {other}"
+        raise ConfigError(f"{run} kept no checkpoint{hint}")
     return Checkpoint.read(folder / link)
 
 

@@ -32,6 +32,8 @@ EXIT_NOW = 75
 
 # What the steps of a stop may need beyond the grace period before the process is taken for stuck.
 _MARGIN_S = 2.0
+# Within this, signals are one request: `timeout` and supervisors tell the process and its group.
+_TOGETHER_S = 0.1
 _TOLD = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -48,7 +50,7 @@ def run_server(
 ) -> int:
     """Runs a service until SIGTERM or SIGINT; call it in the main thread, as the last thing.
 
-    A signal drains the service and stops it within `grace_s`; a second one ends the process now. So
+    A signal drains the service and stops it within `grace_s`; a later one ends the process now. So
     does a thread of its own, two seconds after the end of the grace period.
 
     Args:
@@ -208,6 +210,9 @@ class _Signals:
             os.close(self._read)
             return
         self._loop.call_soon_threadsafe(self.told.set)
+        together = time.monotonic() + _TOGETHER_S
+        while (left_s := together - time.monotonic()) > 0 and self._heard(left_s):
+            pass
         if self._heard(self._patience_s):
             logger.error("told twice to stop: ending now")
             os._exit(EXIT_NOW)

@@ -5,8 +5,9 @@ from typer.testing import CliRunner
 
 from rlightning.cli.app import app
 from rlightning.cluster import train
-from rlightning.cluster.past_runs import find_resumable
+from rlightning.cluster.past_runs import find_resumable, read_checkpoint
 from rlightning.cluster.runs import Run
+from rlightning.errors import ConfigError
 from rlightning.learner.checkpoints import Checkpoints
 from rlightning.learner.loop import LearnerStats
 from rlightning.utils.config import MainConfig
@@ -34,6 +35,17 @@ def test_the_newest_run_with_a_checkpoint_is_gone_on_from(config):
     assert saved[-1].name == "10"  # which is not the last one in the order of letters
     make_run(config, saved=False)  # killed before its first checkpoint
     assert find_resumable(config) == saved[-1]
+
+
+@pytest.mark.parametrize("link", ["latest", "best"])
+def test_a_run_without_a_checkpoint_names_one_that_has_it(config, link):
+    bare = make_run(config, saved=False)
+    with pytest.raises(ConfigError, match="1 kept no checkpoint$"):
+        read_checkpoint(bare, link, config)
+    saved = make_run(config, saved=True)
+    bare = make_run(config, saved=False)
+    with pytest.raises(ConfigError, match=f"3 kept no checkpoint; .* is {saved}$"):
+        read_checkpoint(bare, link, config)
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,20 @@ async def test_a_second_signal_ends_it_now(tmp_path):
         await serving(server)
         server.terminate()
         await assert_eventually(lambda: "echo stops" in server.log)
+        await asyncio.sleep(0.3)
         server.terminate()
         assert await wait(server, 20) == EXIT_NOW, server.log
+
+
+async def test_signals_that_come_together_are_one(tmp_path):
+    # As from `timeout`, which tells the process and then its group.
+    with echo(tmp_path, "--mode", "hang", "--grace", "1") as server:
+        await serving(server)
+        server.terminate()
+        await asyncio.sleep(0.02)
+        server.terminate()
+        assert await wait(server, 20) == 0, server.log
+        assert "told twice" not in server.log
 
 
 async def test_a_drain_that_hangs_is_given_up_at_the_end_of_the_grace(tmp_path):
