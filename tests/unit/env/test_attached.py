@@ -13,7 +13,7 @@ from rlightning.actor import ActorControl, run_actor
 from rlightning.buffer.local_buffer import LocalBuffer
 from rlightning.env.attached import AttachedGroup
 from rlightning.env.episodes import EpisodeLog
-from rlightning.errors import PolicyError
+from rlightning.errors import InvalidRequestError, PolicyError
 from rlightning.rpc.protocol import Arrival
 from rlightning.services.env_server.unasked import UnaskedSteps
 from rlightning.types import ActionSource, EnvMeta, PolicyResponse
@@ -123,3 +123,18 @@ async def test_no_ack_after_the_last_one_says_that_more_is_taken():
     assert [ack.closing for ack in attached.session.acks] == [True, True]
     assert {ack.taken_seq for ack in attached.session.acks} == {40}
     await attached.end()
+
+
+@pytest.mark.parametrize("what", ["final_observation", "executed_action"])
+async def test_numbers_that_would_spoil_an_update_are_refused(what):
+    group = AttachedGroup(Session(acks=[]), EpisodeLog(), lambda rows: None)
+    broken, nan = step(1), np.full((1, 1), np.nan, np.float32)
+    if what == "executed_action":
+        broken.executed_action = nan
+    else:
+        broken.info = {"final_rows": np.zeros(1, np.int32), "final_observation": nan}
+    request, writer = pb.AttachRequest(), Writer()
+    fill_env_ret(request.steps.steps.add(seq=1).env_ret, broken, writer)
+    reader = Reader(pb.AttachRequest, writer.finish(request))
+    with pytest.raises(InvalidRequestError, match=f"step 1: {what}: NaN"):
+        await group.take(reader, Arrival(0, 0, 0), 0)
