@@ -36,6 +36,15 @@ def test_the_newest_run_with_a_checkpoint_is_gone_on_from(config):
     assert find_resumable(config) == saved[-1]
 
 
+def test_a_folder_that_is_no_number_is_none_of_the_runs(config):
+    saved = make_run(config, saved=True)
+    other = saved.with_name("²")  # a digit, of which `int` makes nothing
+    other.mkdir()
+    (other / "config.yaml").write_text((saved / "config.yaml").read_text())
+    assert find_resumable(config) == saved
+    assert make_run(config, saved=True).name == "2"
+
+
 @pytest.mark.parametrize(
     ("options", "number", "note"),
     [
