@@ -258,6 +258,9 @@ class AttachedGroup:
             self._check(step.seq, env_ret)
             while len(self._inbox) >= self._max_waiting and not self._left:
                 await self._wait()
+            if self._left:  # meanwhile: nobody looks at the inbox once it is empty
+                await self._ack()
+                return
             self._seq = step.seq
             came = _Came(step.seq, env_ret, step.wants_action, step.dropped, arrival)
             if step.HasField("response") and not step.wants_action:

@@ -138,3 +138,22 @@ async def test_numbers_that_would_spoil_an_update_are_refused(what):
     reader = Reader(pb.AttachRequest, writer.finish(request))
     with pytest.raises(InvalidRequestError, match=f"step 1: {what}: NaN"):
         await group.take(reader, Arrival(0, 0, 0), 0)
+
+
+async def test_a_step_whose_pictures_are_decoded_while_the_server_stops_is_not_acked(monkeypatch):
+    attached, decoded = Attached(), asyncio.Event()
+
+    async def decode(seq, env_ret, cameras):
+        await decoded.wait()
+
+    await attached.take(0, 1)
+    await attached.pause()
+    monkeypatch.setattr(attached.group, "_cameras", object())
+    monkeypatch.setattr(attached.group, "_decode", decode)
+    taking = asyncio.create_task(attached.take(2))
+    await attached.pause()
+    columns = await attached.end()
+    decoded.set()
+    await taking
+    np.testing.assert_array_equal(columns["observation"].reshape(-1), [0])
+    assert (attached.session.acks[-1].taken_seq, attached.session.acks[-1].closing) == (2, True)
