@@ -418,6 +418,14 @@ class AttachedGroup:
             setattr(env_ret, name, self._of_agents(getattr(env_ret, name), dtype, name, rows))
         if not all_finite(env_ret.last_reward):
             raise InvalidRequestError(f"step {seq}: last_reward: NaN or infinite as float32")
+        executed = env_ret.executed_action
+        if self._agents is not None and executed is not None:
+            expected = sorted(self._agents)
+            got = sorted(executed) if isinstance(executed, Mapping) else type(executed).__name__
+            if got != expected:
+                raise InvalidRequestError(
+                    f"step {seq}: executed_action: expected agents {expected}, got {got}"
+                )
         for name in ("episode_id", "step"):
             value = getattr(env_ret, name)
             if value is not None:
