@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -97,5 +99,6 @@ async def test_an_executed_action_without_that_of_an_agent_is_refused():
             async with raw_client(running, spec=spec) as client:
                 client.env_ret = MultiAgentEnvRet("raw", seen, executed_action=executed)
                 await client.send((1, True))
-                assert (await client.call.code()).name == "INVALID_ARGUMENT"
+                code = await asyncio.wait_for(client.call.code(), 20)
+                assert code.name == "INVALID_ARGUMENT"
                 assert "executed_action: expected agents" in await client.call.details()
