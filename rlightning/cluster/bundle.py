@@ -27,6 +27,7 @@ from rlightning.utils.config import Config, MainConfig, load_config
 REMOVED = "<removed>"
 """What stands where a secret was."""
 
+_LEAST_DIGITS = 6
 _LOG_BYTES = 256 * 2**10
 _SECRET = re.compile(r"token|secret|passw|api_?key|credential|private_?key", re.IGNORECASE)
 # The name of a file tells nobody what is in it.
@@ -35,6 +36,11 @@ _PATH = re.compile(r"(_file|_dir|_path|tokens)$", re.IGNORECASE)
 _IN_TEXT = re.compile(
     r"""(?i)(\bbearer\s+|(?:token|secret|passw\w{0,8}|api_?key|credential)s?=)[^\s"',]+"""
 )
+# In logs, also as YAML, JSON and Python write it.
+_IN_LOGS = re.compile(
+    r"""(?i)((?:token|secret|passw\w{0,8}|api_?key|credential)["']?\s{0,3}[=:]\s{0,3}["']?)[^\s"',]+"""
+)
+_IN_URLS = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s/@:]{0,100}:)[^\s/@]{1,200}(?=@)")
 # Of an option whose value is a word of its own.
 _IN_WORDS = re.compile(r"(?i)(--(?:token|password|secret|api-key)\"?[\s,]+\"?)[^\s\"',]+")
 
@@ -77,7 +83,7 @@ def write_bundle(file: Path, config: MainConfig, diagnosis: Diagnosis, run: Path
     parts["versions.json"] = json.dumps(_versions(), indent=1)
     if run is not None:
         parts |= dict(_of_run(run))
-    packed = {name: _cleaned(text, secrets).encode() for name, text in parts.items()}
+    packed = {name: _cleaned(text, secrets, name).encode() for name, text in parts.items()}
     descriptor, temporary = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -117,8 +123,22 @@ def _versions() -> dict[str, Any]:
 
 
 def _is_secret(key: object, value: object) -> bool:
-    named = isinstance(key, str) and _SECRET.search(key) and not _PATH.search(key)
-    return bool(named) and isinstance(value, str) and bool(value)
+    """Whether a value is named like a secret: a text, or texts in a list or a dict, or a number."""
+    if not isinstance(key, str) or not _SECRET.search(key) or isinstance(value, bool):
+        return False
+    if isinstance(value, (Mapping, list, tuple)):
+        return any(isinstance(text, str) for text in _scalars(value))
+    if isinstance(value, (int, float)) and "token" in key.lower():
+        return False  # it counts them
+    return isinstance(value, (str, int, float)) and bool(value) and not _PATH.search(key)
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    if isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _scalars(item)
+    else:
+        yield value
 
 
 def _without_secrets(value: Any) -> Any:
@@ -143,7 +163,10 @@ def _secrets_of(config: Config) -> Iterator[str]:
             items = enumerate(value)
         for key, item in items:
             if _is_secret(key, item):
-                yield item
+                # What is short would be found in many other words and numbers.
+                yield from (
+                    str(one) for one in _scalars(item) if isinstance(item, str) or _long(one)
+                )
             elif key == "token_file" and isinstance(item, str):
                 yield _read(item).strip()
             elif key == "tokens" and isinstance(item, str):
@@ -154,6 +177,10 @@ def _secrets_of(config: Config) -> Iterator[str]:
     return walk(config.to_dict())
 
 
+def _long(value: object) -> bool:
+    return len(str(value)) >= _LEAST_DIGITS
+
+
 def _read(file: str) -> str:
     try:
         return Path(file).expanduser().read_text(encoding="utf-8", errors="replace")
@@ -161,11 +188,14 @@ def _read(file: str) -> str:
         return ""
 
 
-def _cleaned(text: str, secrets: Iterable[str]) -> str:
+def _cleaned(text: str, secrets: Iterable[str], name: str) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         if secret:
             text = text.replace(secret, REMOVED)
-    return _IN_WORDS.sub(rf"\1{REMOVED}", _IN_TEXT.sub(rf"\1{REMOVED}", text))
+    patterns = [_IN_TEXT, _IN_WORDS, _IN_URLS]
+    for pattern in (*patterns, _IN_LOGS) if name.endswith(".log") else patterns:
+        text = pattern.sub(rf"\1{REMOVED}", text)
+    return text
 
 
 def _zip(stream: Any, parts: Mapping[str, bytes]) -> None:

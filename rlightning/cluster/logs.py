@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import stat
 import sys
 from datetime import datetime, timezone
@@ -13,6 +14,9 @@ from typing import Literal, TextIO
 from rlightning.utils.log_fields import log_fields
 
 LogFormat = Literal["auto", "human", "json"]
+
+# What moves a terminal, or begins a line of its own, in a text that a peer may have chosen.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 HUMAN_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 
@@ -28,6 +32,7 @@ class HumanFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Returns the line of a record, without its exception."""
+        record.message = _shown(record.message)
         text = super().formatMessage(record)
         trace_id = log_fields(record).get("trace_id")
         return text if trace_id is None else f"{text} [trace {trace_id}]"
@@ -83,11 +88,17 @@ def readable(line: str) -> str:
         written = datetime.fromisoformat(told["ts"])
         text = (
             f"{written:%H:%M:%S}.{written.microsecond // 1000:03d} {told['level']:7} "
-            f"{told['logger']}: {told['message']}"
+            f"{told['logger']}: {_shown(str(told['message']))}"
         )
     except (ValueError, LookupError, TypeError):
         return line
     return text
+
+
+def _shown(message: str) -> str:
+    """Returns a message that forges no line of the log and moves no terminal."""
+    plain = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), message)
+    return plain.replace("\n", "\n    ")
 
 
 def _for_people(stream: TextIO) -> bool:

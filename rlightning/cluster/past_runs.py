@@ -46,7 +46,7 @@ def find_resumable(config: MainConfig) -> Path | None:
     runs = [
         entry
         for entry in (Path(config.log.log_dir) / run_name(config)).glob("*")
-        if entry.name.isdigit() and (entry / "config.yaml").is_file()
+        if entry.name.isdecimal() and (entry / "config.yaml").is_file()
     ]
     for run in sorted(runs, key=lambda run: int(run.name), reverse=True):
         if (_checkpoints_of(run, config_of(run)) / LATEST / MANIFEST).is_file():

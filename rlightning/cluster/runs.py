@@ -55,7 +55,7 @@ class Run:
         """
         parent = Path(config.log.log_dir) / run_name(config)
         parent.mkdir(parents=True, exist_ok=True)
-        numbers = [int(entry.name) for entry in parent.iterdir() if entry.name.isdigit()]
+        numbers = [int(entry.name) for entry in parent.iterdir() if entry.name.isdecimal()]
         for number in itertools.count(max(numbers, default=0) + 1):
             path = parent / str(number)
             try:

@@ -49,6 +49,8 @@ PREFIX = "attached/"
 _MAX_WAITING = 128
 # Acks are withheld while so many wait: who waits for acks keeps the rest, and is read on.
 _MAX_ACKED = 32
+# Pixels of one client that wait to be stored, in messages as large as they may be.
+_MAX_PIXELS = 2
 # Answers of which is known to which act request they were.
 _KEPT_ACTS = 64
 # Counted no further: sums of such counts have to fit in 64 bits.
@@ -86,6 +88,7 @@ class AttachedGroup:
     Raises:
         InvalidRequestError: The client did not say its spaces and rows, or a camera is none.
         PreconditionError: There are cameras, and this server cannot decode them.
+        ResourceExhaustedError: Their pixels take more than a message may.
     """
 
     def __init__(
@@ -108,8 +111,13 @@ class AttachedGroup:
         self._agents = by_agent.keys() if isinstance(by_agent, dict) else None
         self._cameras: CameraDecoder | None = None
         lossy = spec.lossy
+        self._max_waiting, self._max_acked = _MAX_WAITING, _MAX_ACKED
         if cameras:
-            self._cameras = CameraDecoder(cameras, self._space, spec.num_envs)
+            cap = session.rpc.max_message_bytes
+            self._cameras = CameraDecoder(cameras, self._space, spec.num_envs, cap)
+            held = max(1, _MAX_PIXELS * cap // self._cameras.nbytes)
+            self._max_waiting = min(_MAX_WAITING, held)
+            self._max_acked = min(_MAX_ACKED, held // 4)
             lossy = tuple(dict.fromkeys((*lossy, *self._cameras.lossy)))
         self.meta = replace(spec, env_id=self.env_id, lossy=lossy)
         self.policy = policy
@@ -248,8 +256,11 @@ class AttachedGroup:
             if self._cameras is not None:
                 await self._decode(step.seq, env_ret, self._cameras)
             self._check(step.seq, env_ret)
-            while len(self._inbox) >= _MAX_WAITING and not self._left:
+            while len(self._inbox) >= self._max_waiting and not self._left:
                 await self._wait()
+            if self._left:  # meanwhile: nobody looks at the inbox once it is empty
+                await self._ack()
+                return
             self._seq = step.seq
             came = _Came(step.seq, env_ret, step.wants_action, step.dropped, arrival)
             if step.HasField("response") and not step.wants_action:
@@ -388,8 +399,13 @@ class AttachedGroup:
         if difference is not None:
             raise InvalidRequestError(f"step {seq}: {difference}")
         # One such number from anybody would spoil the update that everybody's rows share.
-        if not all_finite(env_ret.observation):
-            raise InvalidRequestError(f"step {seq}: observation: NaN or infinite")
+        for name, value in (
+            ("observation", env_ret.observation),
+            ("final_observation", env_ret.info.get("final_observation")),
+            ("executed_action", env_ret.executed_action),
+        ):
+            if not all_finite(value):
+                raise InvalidRequestError(f"step {seq}: {name}: NaN or infinite")
         env_ret.env_id = self.env_id
         if isinstance(env_ret, MultiAgentEnvRet) is (self._agents is None):
             what = "no" if self._agents is None else "a"
@@ -402,6 +418,14 @@ class AttachedGroup:
             setattr(env_ret, name, self._of_agents(getattr(env_ret, name), dtype, name, rows))
         if not all_finite(env_ret.last_reward):
             raise InvalidRequestError(f"step {seq}: last_reward: NaN or infinite as float32")
+        executed = env_ret.executed_action
+        if self._agents is not None and executed is not None:
+            expected = sorted(self._agents)
+            got = sorted(executed) if isinstance(executed, Mapping) else type(executed).__name__
+            if got != expected:
+                raise InvalidRequestError(
+                    f"step {seq}: executed_action: expected agents {expected}, got {got}"
+                )
         for name in ("episode_id", "step"):
             value = getattr(env_ret, name)
             if value is not None:
@@ -458,7 +482,7 @@ class AttachedGroup:
         await self._session.send(writer.finish(message))
 
     async def _ack_if_due(self) -> None:
-        if self._ack_due and len(self._inbox) <= _MAX_ACKED:
+        if self._ack_due and len(self._inbox) <= self._max_acked:
             self._ack_due = False
             await self._ack()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -18,7 +19,13 @@ from rlightning.env.utils.pictures import (
     is_picture,
     load_pillow,
 )
-from rlightning.errors import CodecError, ConfigError, InvalidRequestError, PreconditionError
+from rlightning.errors import (
+    CodecError,
+    ConfigError,
+    InvalidRequestError,
+    PreconditionError,
+    ResourceExhaustedError,
+)
 from rlightning.types import EnvRet
 from rlightning.v1 import env_service_pb2 as pb
 
@@ -26,6 +33,9 @@ _FORMATS: dict[int, PictureFormat] = {
     pb.PICTURE_FORMAT_PNG: "png",
     pb.PICTURE_FORMAT_JPEG: "jpeg",
 }
+
+# As `rpc.max_message_bytes`.
+_MAX_BYTES = 80 * 2**20
 
 
 class CameraDecoder:
@@ -35,16 +45,25 @@ class CameraDecoder:
         cameras: Of the hello; at least one.
         space: Space of one row's observation.
         rows: Of the group.
+        max_bytes: What the pixels of one observation may take.
 
     Attributes:
         lossy: Names of the cameras whose pictures lose something on the way.
+        nbytes: What the pixels of one observation of all rows take.
 
     Raises:
         InvalidRequestError: A camera is no picture of the space, or comes twice.
         PreconditionError: This server has no Pillow.
+        ResourceExhaustedError: The pixels take more than `max_bytes`.
     """
 
-    def __init__(self, cameras: Iterable[pb.CameraEncoding], space: Any, rows: int) -> None:
+    def __init__(
+        self,
+        cameras: Iterable[pb.CameraEncoding],
+        space: Any,
+        rows: int,
+        max_bytes: int = _MAX_BYTES,
+    ) -> None:
         try:
             load_pillow()
         except ConfigError as error:
@@ -74,6 +93,14 @@ class CameraDecoder:
             self._cameras[path] = picture_format, shape
             if picture_format == "jpeg":
                 self.lossy.append(name)
+        self.nbytes = rows * sum(math.prod(shape) for _, shape in self._cameras.values())
+        # A picture of a few bytes may be as large as the spec says: the spec is no limit to itself.
+        if self.nbytes > max_bytes:
+            raise ResourceExhaustedError(
+                f"cameras: the pixels of {rows} rows take {self.nbytes} bytes; "
+                f"services.env.rpc.max_message_bytes of the server allows {max_bytes}",
+                reason="PICTURES_TOO_LARGE",
+            )
 
     async def decode(self, env_ret: EnvRet) -> None:
         """Puts pixels in place of the pictures of an EnvRet, in a thread: it takes milliseconds.
@@ -112,8 +139,10 @@ def _pixels_of(
         raise InvalidRequestError(
             f"{name}: expected a list of {rows} encoded pictures, as the hello said"
         )
+    pixels = np.empty((rows, *shape), np.uint8)
     try:
-        decoded = [decode_picture(picture, picture_format, shape) for picture in pictures]
+        for row, picture in enumerate(pictures):
+            pixels[row] = decode_picture(picture, picture_format, shape)
     except CodecError as error:
         raise InvalidRequestError(f"{name}: {error}") from None
-    return np.stack(decoded)
+    return pixels

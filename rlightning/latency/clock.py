@@ -42,7 +42,7 @@ def boot_id() -> str:
         offsets = _CLOCK_NAMESPACE_FILE.read_text().split()
     except OSError:
         return boot
-    shifted = [word for word in offsets if word.lstrip("-").isdigit() and int(word)]
+    shifted = [word for word in offsets if word.lstrip("-").isdecimal() and int(word)]
     return "/".join([boot, *shifted])
 
 

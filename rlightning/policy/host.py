@@ -113,6 +113,11 @@ class PolicyHost:
         return self._weights
 
     @property
+    def max_weights_bytes(self) -> int:
+        """The most that weights may take."""
+        return self._config.max_weights_bytes
+
+    @property
     def state_bytes(self) -> int:
         """Size of the recurrent state that is kept, or has a place reserved."""
         return self._budget.held_bytes

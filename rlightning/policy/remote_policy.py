@@ -79,8 +79,10 @@ class PolicyDescription:
         """Returns the version of a policy's weights; 0 before the first publish, or without one."""
         if policy in {"", DEFAULT_POLICY}:
             return self.policy_version
-        found = self.stats.get("policies", {}).get(policy, {})
-        return int(found.get("policy_version", 0))
+        found: Any = self.stats
+        for key in ("policies", policy, "policy_version"):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found if isinstance(found, int) else 0
 
 
 class PolicyClient:
@@ -333,13 +335,14 @@ class PolicyClient:
         )
 
     async def pull_weights(
-        self, min_version: int = 0, *, timeout_s: float = 60.0
+        self, min_version: int = 0, *, timeout_s: float = 60.0, max_bytes: int | None = None
     ) -> tuple[int, bytes]:
         """Returns version and safetensors bytes of the weights in use.
 
         Args:
             min_version: Wait until the version is at least this.
             timeout_s: How long to try and wait, in seconds.
+            max_bytes: The most that is taken; None: what the server announces.
 
         Raises:
             NotFoundError: None were ever published.
@@ -348,7 +351,11 @@ class PolicyClient:
             RemoteError: What came is not what was announced.
         """
         return await fetch_weights(
-            self._channel, min_version, timeout_s=timeout_s, policy=self._policy
+            self._channel,
+            min_version,
+            timeout_s=timeout_s,
+            policy=self._policy,
+            max_bytes=max_bytes,
         )
 
     async def watch_weights(self, version: int = 0) -> AsyncIterator[tuple[int, bytes]]:

@@ -64,7 +64,12 @@ async def send_weights(
 
 
 async def fetch_weights(
-    channel: Channel, min_version: int, *, timeout_s: float, policy: str = ""
+    channel: Channel,
+    min_version: int,
+    *,
+    timeout_s: float,
+    policy: str = "",
+    max_bytes: int | None = None,
 ) -> tuple[int, bytes]:
     """Returns version and bytes of the weights in use; see `PolicyClient.pull_weights`."""
 
@@ -78,12 +83,24 @@ async def fetch_weights(
         )
         header = pb.WeightsHeader()
         parts: list[bytes] = []
+        left = 0
         async with aclosing(responses):
             async for response in responses:
                 if response.WhichOneof("body") == "header":
-                    header = response.header
-                else:
-                    parts.append(response.chunk)
+                    header, left = response.header, response.header.total_bytes
+                    if max_bytes is not None and left > max_bytes:
+                        raise RemoteError(
+                            f"weights of {left} bytes come; {max_bytes} are allowed",
+                            peer=channel.address,
+                        )
+                    continue
+                left -= len(response.chunk)
+                if left < 0 or not response.chunk:
+                    raise RemoteError(
+                        f"expected {header.total_bytes} bytes of weights, as announced",
+                        peer=channel.address,
+                    )
+                parts.append(response.chunk)
         data = b"".join(parts)
         if await _sha256(data) != header.sha256:
             raise RemoteError("the weights' checksum does not match", peer=channel.address)

@@ -186,6 +186,7 @@ class _Signals:
         os.set_blocking(self._write, False)
         self._before: dict[signal.Signals, object] = {}
         self._wakeup_before = -1
+        self._over = False
 
     def __enter__(self) -> _Signals:
         threading.Thread(target=self._watch, name="rlightning-signals", daemon=True).start()
@@ -199,6 +200,7 @@ class _Signals:
             for number, handler in self._before.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]
             signal.set_wakeup_fd(self._wakeup_before)
+            self._over = True
             os.close(self._write)
 
     def listen(self) -> int:
@@ -216,6 +218,9 @@ class _Signals:
         if self._heard(self._patience_s):
             logger.error("told twice to stop: ending now")
             os._exit(EXIT_NOW)
+        if self._over:  # it came after the loop had ended, and so did this
+            os.close(self._read)
+            return
         logger.critical("not stopped after %.0f s: ending now", self._patience_s)
         faulthandler.dump_traceback(all_threads=True)
         os._exit(EXIT_STUCK)

@@ -132,6 +132,7 @@ class Session:
         arrival: Stamps of the message that `on_message` is given.
         seq: Number of the last one that had one; 0 before.
         client_state: What the client said it does, a `ClientState`.
+        rpc: Limits and times of the server.
         busy_since_ns: Since when the client has been busy with one thing, by its clock; 0 if not.
         owner: Stream that holds it; None while its client is away.
         latest_gone: `gone` of the latest stream.
@@ -143,6 +144,7 @@ class Session:
         self, client_id: str, handler: SessionHandler[Any, Any], method: str, rpc: RpcConfig
     ) -> None:
         self.handler = handler
+        self.rpc = rpc
         self.id = secrets.token_hex(8)
         self.client_id = client_id
         self.token = secrets.token_urlsafe(24)

@@ -280,6 +280,8 @@ class EnvService:
         return writer.finish(response)
 
     async def _steer(self, request: pb.ControlRequest, context: Context) -> pb.ControlResponse:
+        if request.actor not in pb.ActorCommand.values():
+            raise InvalidRequestError(f"actor: there is no command {request.actor}")
         if request.actor == pb.ACTOR_COMMAND_PAUSE:
             self._control.pause()
             await self._control.wait_idle(_PAUSE_S)

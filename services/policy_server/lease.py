@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 
-from rlightning.errors import AlreadyExistsError
+from rlightning.errors import AlreadyExistsError, InvalidRequestError
+
+_MAX_ID = 128
 
 
 class PublishLease:
@@ -30,7 +32,13 @@ class PublishLease:
 
         Raises:
             AlreadyExistsError: Another one holds it; says for how long at the most.
+            InvalidRequestError: It is no name to be shown to people.
         """
+        if len(learner_id) > _MAX_ID or not learner_id.isprintable():
+            raise InvalidRequestError(
+                f"learner_id: expected at most {_MAX_ID} printable characters, got "
+                f"{len(learner_id)}: {learner_id[:40]!r}"
+            )
         now = time.monotonic()
         if learner_id != self._learner_id and now < self._until:
             left_s = math.ceil(self._until - now)

@@ -13,6 +13,7 @@ from rlightning.errors import (
     PolicyError,
     PreconditionError,
     RemoteError,
+    RLightningError,
     UnavailableError,
 )
 from rlightning.policy.remote_policy import PolicyClient
@@ -67,7 +68,7 @@ async def _version_of(client: PolicyClient, name: str) -> int:
     """Returns the version that a replica, or this server, has; 0 if it does not say."""
     try:
         return (await client.describe(timeout_s=_LOOK_S)).version_of(name)
-    except RemoteError as error:
+    except RLightningError as error:
         away = isinstance(error, (UnavailableError, DeadlineExceededError))
         _LOG.log(logging.INFO if away else logging.WARNING, "a replica is not asked: %s", error)
         return 0
@@ -83,7 +84,9 @@ async def _take_newest(host: PolicyHost, found: Sequence[tuple[int, PolicyClient
 async def _take(host: PolicyHost, client: PolicyClient, version: int) -> bool:
     """Installs the weights of a replica; returns whether that worked."""
     try:
-        version, data = await client.pull_weights(version, timeout_s=_PULL_S)
+        version, data = await client.pull_weights(
+            version, timeout_s=_PULL_S, max_bytes=host.max_weights_bytes
+        )
         await host.publish(await asyncio.to_thread(Weights.of, version, data))
     except PreconditionError:
         return True  # the learner was faster

@@ -229,6 +229,36 @@ def test_a_bundle_has_configs_logs_and_no_secret(tmp_path, name):
     assert not list(tmp_path.glob(".b.*"))
 
 
+def test_secrets_in_other_forms_are_left_out_of_a_bundle(tmp_path):
+    kwargs = {
+        "password": 271828182,
+        "api_keys": ["key-one-01", "key-two-02"],
+        "credentials": {"user": "me-0123", "pin": 3141},
+        "url": "https://me:in-a-url@host/x",
+        "save_token": True,
+        "token_counts": {"a": 1},
+    }
+    config = make_config(
+        env={**CART, "env_kwargs": kwargs}, log={"log_dir": str(tmp_path / "runs")}
+    )
+    run = Run.create(config, command=["rlightning"])
+    log = (
+        "logged 271828182 and key-two-02\n"
+        "token: sk-yaml\n{\"token\": \"sk-json\"}\n{'api_key': 'sk-python'}\n"
+        "password = sk-spaces\nredis://:sk-url@host tokens: file.yaml\n"
+    )
+    (run.logs / "env_server.log").write_text(log)
+    file = tmp_path / "b.zip"
+    write_bundle(file, config, Diagnosis([]), run.path)
+    with zipfile.ZipFile(file) as archive:
+        everything = "".join(archive.read(one).decode() for one in archive.namelist())
+    for secret in ("271828182", "key-one", "key-two", "me-0123", "3141", "in-a-url", "sk-"):
+        assert secret not in everything, secret
+    assert "save_token: true" in everything
+    assert "a: 1" in everything
+    assert "tokens: file.yaml" in everything
+
+
 def test_a_bundle_needs_a_name_that_says_its_format(tmp_path):
     with pytest.raises(ConfigError, match=r"\.zip or \.tar\.gz"):
         write_bundle(tmp_path / "b.rar", make_config(), Diagnosis([]), None)

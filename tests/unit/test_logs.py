@@ -78,6 +78,15 @@ def test_json_is_read_like_other_lines():
         assert readable(text) == text
 
 
+def test_a_peer_can_forge_no_line_and_move_no_terminal():
+    text = "extra: a\n03:00:00.000 ERROR   a.b: forged\r\x1b[2J\x85\ttab é"
+    shown = "extra: a\n    03:00:00.000 ERROR   a.b: forged\\r\\x1b[2J\\x85\ttab é"
+    record = make_record("%s", text)
+    assert HumanFormatter().format(record).endswith(f" a.b: {shown}")
+    assert readable(JsonFormatter("x").format(record)).endswith(f" a.b: {shown}")
+    assert json.loads(JsonFormatter("x").format(record))["message"] == text
+
+
 @pytest.mark.parametrize(("into", "is_json"), [("file", False), ("pipe", True)])
 def test_json_is_for_who_reads_a_pipe(tmp_path, into, is_json):
     code = (

@@ -48,6 +48,15 @@ def test_a_run_without_a_checkpoint_names_one_that_has_it(config, link):
         read_checkpoint(bare, link, config)
 
 
+def test_a_folder_that_is_no_number_is_none_of_the_runs(config):
+    saved = make_run(config, saved=True)
+    other = saved.with_name("²")  # a digit, of which `int` makes nothing
+    other.mkdir()
+    (other / "config.yaml").write_text((saved / "config.yaml").read_text())
+    assert find_resumable(config) == saved
+    assert make_run(config, saved=True).name == "2"
+
+
 @pytest.mark.parametrize(
     ("options", "number", "note"),
     [

@@ -74,7 +74,7 @@ class DataDirectory:
 
     def _check_format(self, text: str) -> None:
         number = text.strip().removeprefix(_TITLE)
-        if not text.startswith(_TITLE) or not number.isdigit():
+        if not text.startswith(_TITLE) or not number.isdecimal():
             raise ConfigError(
                 f"buffer.data_dir: {self.path}/FORMAT is not of a buffer: {text!r:.60}"
             )

@@ -253,7 +253,7 @@ class Journal:
 
 def segment_starts(folder: Path) -> list[int]:
     """Returns the first positions of the segments in a folder, ascending."""
-    return sorted(int(path.stem) for path in folder.glob("*" + _SUFFIX) if path.stem.isdigit())
+    return sorted(int(path.stem) for path in folder.glob("*" + _SUFFIX) if path.stem.isdecimal())
 
 
 class JournalReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -23,6 +24,11 @@ _CHANNELS: dict[PictureFormat, tuple[int | None, ...]] = {
 # become many, or take long, and none is a part of the picture.
 _REFUSED_CHUNKS = frozenset((b"zTXt", b"iTXt", b"iCCP", b"acTL", b"fcTL", b"fdAT"))
 _PNG_HEAD = 8
+# The next marker of a JPEG, as its decoder finds it: in what is compressed, zero follows each 0xFF.
+_MARKER = re.compile(rb"\xff([^\x00\xff])", re.DOTALL)
+# Markers without a length: TEM, RST0 to RST7, SOI.
+_BARE = frozenset((0x01, *range(0xD0, 0xD9)))
+_END, _SCAN = 0xD9, 0xDA
 
 
 def is_picture(space: object) -> bool:
@@ -123,6 +129,8 @@ def decode_picture(
     try:
         with image_module.open(io.BytesIO(data), formats=(name,)) as image:
             _check_header(image, name, shape)
+            if picture_format == "jpeg":
+                _check_scans(data, channels_of(shape) or 1)
             image.load()
             pixels: npt.NDArray[np.uint8] = np.array(image)
     except CodecError:
@@ -153,6 +161,21 @@ def _check_chunks(data: bytes) -> None:
         if kind in _REFUSED_CHUNKS:
             raise CodecError(f"a PNG with a part {kind.decode()}, which is not taken")
         position += 12 + length
+
+
+def _check_scans(data: bytes, most: int) -> None:
+    """Refuses a JPEG with more scans than it has components: each may cost as much as a picture."""
+    position, scans = 0, 0
+    while (found := _MARKER.search(data, position)) is not None:
+        kind, position = found[1][0], found.end()
+        if kind == _END:
+            return
+        if kind in _BARE:
+            continue
+        scans += kind == _SCAN
+        if scans > most:
+            raise CodecError(f"expected a JPEG of at most {most} scans, got one of more")
+        position += max(2, int.from_bytes(data[position : position + 2], "big"))
 
 
 def _image_of(picture: npt.NDArray[np.uint8]) -> Any:

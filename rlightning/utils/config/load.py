@@ -118,7 +118,7 @@ def _nest(data: Mapping[str, Any], keys: Sequence[str], value: Any, source: str)
     if len(keys) == 1:
         return {keys[0]: value}
     target = data.get(keys[0])
-    if isinstance(target, list) and keys[1].isdigit():
+    if isinstance(target, list) and keys[1].isdecimal():
         index = int(keys[1])
         if index >= len(target):
             raise ConfigError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from rlightning.env.base_env import BaseEnv
 from rlightning.policy import BasePolicy
 from rlightning.testing import assert_eventually
-from rlightning.types import MultiAgentEnvRet, MultiAgentPolicyResponse
+from rlightning.types import EnvMeta, MultiAgentEnvRet, MultiAgentPolicyResponse
 from rlightning.utils.config import EnvConfig
 from tests.integration.env.test_attach import PATIENCE_S, attached, cluster, raw_client, stepped
 
@@ -86,3 +88,17 @@ async def test_agents_where_there_are_none_are_refused():
         await client.send((1, True))
         assert (await client.call.code()).name == "INVALID_ARGUMENT"
         assert "expected no return of several agents" in await client.call.details()
+
+
+async def test_an_executed_action_without_that_of_an_agent_is_refused():
+    env = Pair()
+    spec = EnvMeta(None, env.get_action_space(), env.get_observation_space(), 1)
+    seen = {agent: np.zeros((1, 2), np.int64) for agent in Pair.agents}
+    async with cluster([], {"type": f"{__name__}:Same"}, min_clients=1) as running:
+        for executed in ({"left": seen["left"]}, seen["left"]):
+            async with raw_client(running, spec=spec) as client:
+                client.env_ret = MultiAgentEnvRet("raw", seen, executed_action=executed)
+                await client.send((1, True))
+                code = await asyncio.wait_for(client.call.code(), 20)
+                assert code.name == "INVALID_ARGUMENT"
+                assert "executed_action: expected agents" in await client.call.details()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from grpc.aio import AioRpcError
 
 from rlightning.env.attached import AttachedGroup
 from rlightning.env.remote_env import RemoteEnvClient
 from rlightning.env.utils.pictures import encode_picture
 from rlightning.errors import ConfigError, PreconditionError
 from rlightning.policy import BasePolicy
+from rlightning.rpc.channel import connect
 from rlightning.testing import FaultProxy, assert_eventually
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.v1 import env_service_pb2 as pb
@@ -20,6 +23,7 @@ from tests.integration.env.test_attach import (
     FAST,
     PATIENCE_S,
     Cluster,
+    RawClient,
     attached,
     raw_client,
     stepped,
@@ -177,6 +181,38 @@ async def test_a_broken_picture_ends_the_session_with_its_name():
             await client.send((1, True))
             assert (await client.call.code()).name == "INVALID_ARGUMENT"
             assert expected in await client.call.details()
+
+
+async def test_pixels_beyond_the_cap_of_messages_are_refused_at_once():
+    image = gym.spaces.Box(0, 255, (1024, 1024, 3), np.uint8)
+    spec = EnvMeta(None, Seeing.action_space, image, 256)
+    camera = pb.CameraEncoding(format=pb.PICTURE_FORMAT_PNG)
+    async with cluster() as running, connect(running.env_address, rpc=FAST) as channel:
+        client = RawClient(channel.stream_stream("/rlightning.v1.EnvService/Attach")())
+        with pytest.raises(AioRpcError, match="the pixels of 256 rows take 805306368 bytes"):
+            await client.hello(spec=spec, cameras=[camera])
+
+
+async def test_a_client_with_pictures_has_as_many_steps_waiting_as_fit(monkeypatch):
+    monkeypatch.setattr("rlightning.env.attached._MAX_WAITING", 10)
+    monkeypatch.setattr(
+        "rlightning.env.attached._MAX_PIXELS", 3 * 24 * 32 * 3 / FAST.max_message_bytes
+    )
+    image = gym.spaces.Box(0, 255, SHAPE, np.uint8)
+    spec = EnvMeta(None, Seeing.action_space, image, 1)
+    camera = pb.CameraEncoding(format=pb.PICTURE_FORMAT_PNG)
+    async with AsyncExitStack() as stack:
+        running = Cluster(stack, [], {"type": f"{__name__}:Blind"}, FAST)
+        running.config.services.env.attached_driver = "external"
+        running.config.services.env.min_clients = 1
+        await running.start()
+        async with raw_client(running, spec=spec, cameras=[camera]) as client:
+            client.env_ret = EnvRet("raw", [encode_picture(scene(1), "png", 1)])
+            await client.send(*((seq, False) for seq in range(1, 9)))
+            group = running.service._attached.groups["raw"]
+            await assert_eventually(lambda: len(group._inbox) >= 3, PATIENCE_S)
+            await asyncio.sleep(0.2)
+            assert len(group._inbox) == 3
 
 
 async def test_what_cannot_be_is_said_at_once(monkeypatch):

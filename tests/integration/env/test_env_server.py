@@ -8,6 +8,7 @@ import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from grpc.aio import AioRpcError
 
 from rlightning.buffer.remote_buffer import BufferClient, SampleClient
 from rlightning.env.remote_client import EnvClient
@@ -20,6 +21,7 @@ from rlightning.services.env_server.servicer import EnvService
 from rlightning.services.policy_server.servicer import PolicyService
 from rlightning.testing import ServerProcess, assert_eventually
 from rlightning.utils.config import MainConfig, PolicyConfig
+from rlightning.v1 import env_service_pb2 as pb
 
 ENVS = "tests.unit.env.envs"
 NOWHERE = "127.0.0.1:1"
@@ -183,6 +185,9 @@ async def test_actors_are_paused_and_started():
         assert await client.control("start") is True
         with pytest.raises(PreconditionError, match="train.lockstep is false"):
             await client.collect(0, 1, timeout_s=10)
+        steer = client._channel.unary_unary("/rlightning.v1.EnvService/Control")
+        with pytest.raises(AioRpcError, match="actor: there is no command 77"):
+            await steer(pb.ControlRequest(actor=77).SerializeToString())
 
         async def going_on():
             return (await client.describe()).env_steps > status.env_steps

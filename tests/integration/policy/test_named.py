@@ -128,6 +128,16 @@ async def test_a_second_learner_waits_for_the_lease_of_the_first() -> None:
         await other.close()
 
 
+@pytest.mark.parametrize("learner_id", ["x" * 129, "a\nb", "\x1b[2J"])
+async def test_a_learner_has_a_name_that_can_be_shown(learner_id: str) -> None:
+    async with policy_server() as server, PolicyClient(server.address) as client:
+        with pytest.raises(InvalidRequestError, match="learner_id: expected at most 128 printable"):
+            await client.keep_lease(learner_id)
+        with pytest.raises(InvalidRequestError, match="learner_id: expected at most 128 printable"):
+            await client.publish_weights(1, weights(), learner_id=learner_id)
+        await client.publish_weights(1, weights(), learner_id="Zoë at 192.0.2.1:7000")
+
+
 async def test_the_lease_of_a_learner_that_died_ends() -> None:
     rpc = RpcConfig(heartbeat_s=0.2, lease_s=0.5)
     async with policy_server(rpc=rpc) as server, PolicyClient(server.address) as client:

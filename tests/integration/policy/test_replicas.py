@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from rlightning.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from rlightning.policy import PolicyClient, PolicyFleet
 from rlightning.policy.replicas import Replicas
 from rlightning.rpc.health import ServingStatus, check
+from rlightning.services.policy_server.peers import catch_up
+from rlightning.services.policy_server.servicer import PolicyService
 from rlightning.testing import FaultProxy, ServerProcess, assert_eventually, free_address
-from rlightning.utils.config import RpcConfig
+from rlightning.utils.config import PolicyServiceConfig, RpcConfig
+from rlightning.v1 import policy_service_pb2 as pb
+from rlightning.wire import Writer, fill_value
 from tests.integration.policy.harness import Policies, acting, env_ret, policy_server, spec, weights
 
 
@@ -198,3 +203,38 @@ async def serving(address: str) -> None:
             return False
 
     await assert_eventually(is_serving, 60)
+
+
+async def test_a_replica_that_lies_costs_no_more_than_weights_may_take(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = 0
+    announced = 100
+
+    async def describe(self: PolicyService, request: Any, context: Any) -> bytes:
+        writer, response = Writer(), pb.PolicyServiceDescribeResponse(policy_version=7)
+        fill_value(response.stats, {"policies": ["none"]}, writer)
+        return writer.finish(response)
+
+    async def pull(self: PolicyService, request: Any, context: Any) -> AsyncIterator[Message]:
+        nonlocal sent
+        header = pb.WeightsHeader(policy_version=7, total_bytes=announced)
+        yield pb.PullWeightsResponse(header=header)
+        for _ in range(100):
+            sent += 1
+            yield pb.PullWeightsResponse(chunk=bytes(2**20))
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(PolicyService, "_describe", describe)
+    monkeypatch.setattr(PolicyService, "_pull_weights", pull)
+    async with two_servers(named={"b": {}}, max_weights_bytes=2**20) as (one, other):
+        hosts = one.service._hosts
+        assert hosts is not None
+        addresses = [one.address, other.address]
+        await catch_up(hosts, PolicyServiceConfig(addresses=addresses, replicas=2))
+        announced = 2**40
+        await catch_up(hosts, PolicyServiceConfig(addresses=addresses, replicas=2))
+        assert hosts.default.version == 0
+    assert sent < 50
+    assert "expected 100 bytes of weights, as announced" in caplog.text
+    assert "weights of 1099511627776 bytes come; 1048576 are allowed" in caplog.text

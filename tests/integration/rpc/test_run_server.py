@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -194,3 +196,14 @@ async def test_a_frozen_server_is_noticed_by_the_transport_too(tmp_path):
             await assert_eventually(lambda: not client.session.connected, 60)
             assert time.monotonic() - begun < 20
             server.thaw()
+
+
+def test_a_signal_after_the_loop_has_ended_does_not_end_the_process():
+    code = (
+        "import asyncio, os, signal, time; from rlightning.rpc.run import _Signals\n"
+        "with _Signals(asyncio.new_event_loop(), 5):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.3)\n"
+        "time.sleep(0.3); raise SystemExit(3)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode == 3

@@ -13,7 +13,7 @@ from rlightning.actor import ActorControl, run_actor
 from rlightning.buffer.local_buffer import LocalBuffer
 from rlightning.env.attached import AttachedGroup
 from rlightning.env.episodes import EpisodeLog
-from rlightning.errors import PolicyError
+from rlightning.errors import InvalidRequestError, PolicyError
 from rlightning.rpc.protocol import Arrival
 from rlightning.services.env_server.unasked import UnaskedSteps
 from rlightning.types import ActionSource, EnvMeta, PolicyResponse
@@ -123,3 +123,37 @@ async def test_no_ack_after_the_last_one_says_that_more_is_taken():
     assert [ack.closing for ack in attached.session.acks] == [True, True]
     assert {ack.taken_seq for ack in attached.session.acks} == {40}
     await attached.end()
+
+
+@pytest.mark.parametrize("what", ["final_observation", "executed_action"])
+async def test_numbers_that_would_spoil_an_update_are_refused(what):
+    group = AttachedGroup(Session(acks=[]), EpisodeLog(), lambda rows: None)
+    broken, nan = step(1), np.full((1, 1), np.nan, np.float32)
+    if what == "executed_action":
+        broken.executed_action = nan
+    else:
+        broken.info = {"final_rows": np.zeros(1, np.int32), "final_observation": nan}
+    request, writer = pb.AttachRequest(), Writer()
+    fill_env_ret(request.steps.steps.add(seq=1).env_ret, broken, writer)
+    reader = Reader(pb.AttachRequest, writer.finish(request))
+    with pytest.raises(InvalidRequestError, match=f"step 1: {what}: NaN"):
+        await group.take(reader, Arrival(0, 0, 0), 0)
+
+
+async def test_a_step_whose_pictures_are_decoded_while_the_server_stops_is_not_acked(monkeypatch):
+    attached, decoded = Attached(), asyncio.Event()
+
+    async def decode(seq, env_ret, cameras):
+        await decoded.wait()
+
+    await attached.take(0, 1)
+    await attached.pause()
+    monkeypatch.setattr(attached.group, "_cameras", object())
+    monkeypatch.setattr(attached.group, "_decode", decode)
+    taking = asyncio.create_task(attached.take(2))
+    await attached.pause()
+    columns = await attached.end()
+    decoded.set()
+    await taking
+    np.testing.assert_array_equal(columns["observation"].reshape(-1), [0])
+    assert (attached.session.acks[-1].taken_seq, attached.session.acks[-1].closing) == (2, True)

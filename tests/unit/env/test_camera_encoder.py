@@ -10,7 +10,12 @@ import pytest
 
 from rlightning.env.attached_cameras import CameraDecoder
 from rlightning.env.remote_env.cameras import CameraEncoder, CameraOption
-from rlightning.errors import ConfigError, InvalidRequestError, PreconditionError
+from rlightning.errors import (
+    ConfigError,
+    InvalidRequestError,
+    PreconditionError,
+    ResourceExhaustedError,
+)
 from rlightning.types import EnvMeta, EnvRet
 from rlightning.v1 import env_service_pb2 as pb
 
@@ -140,6 +145,14 @@ async def test_only_resized_cameras_need_nothing_of_the_server():
 def test_a_hello_with_nonsense_is_refused(cameras):
     with pytest.raises(InvalidRequestError, match="camera '"):
         CameraDecoder(cameras, SPACE, 1)
+
+
+def test_pixels_beyond_what_is_allowed_are_refused_before_one_came():
+    camera = pb.CameraEncoding(path=["images", "wrist"], format=pb.PICTURE_FORMAT_PNG)
+    size = int(np.prod(IMAGE.shape))
+    assert CameraDecoder([camera], SPACE, 10, 10 * size).nbytes == 10 * size
+    with pytest.raises(ResourceExhaustedError, match="max_message_bytes"):
+        CameraDecoder([camera], SPACE, 11, 10 * size)
 
 
 @pytest.mark.parametrize("rows", [[], [b"x", b"x"], ["x"], np.zeros((1, 24, 32, 3), np.uint8)])

@@ -101,6 +101,30 @@ def test_what_is_no_such_picture_is_refused(data, name, expected):
         decode_picture(data, name, (24, 32, 3))
 
 
+def scans_of(*numbers):
+    """A JPEG of three components of which each scan has one, and no data."""
+    whole = saved(np.zeros((24, 32, 3), np.uint8), "JPEG", subsampling=0)
+    head = whole[: whole.index(b"\xff\xda")]
+    scan = "ffda 0008 01 {:02x} {:02x} 003f00"
+    tables = {1: 0x00, 2: 0x11, 3: 0x11}
+    scans = [bytes.fromhex(scan.format(number, tables[number])) for number in numbers]
+    return head + b"".join(scans) + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("before", [b"", b"\xff", b"\xff\xd0", b"\0" * 9, b"\xff" * 5])
+def test_scans_beyond_those_of_the_components_are_refused(before):
+    assert decode_picture(scans_of(1, 2, 3), "jpeg", (24, 32, 3)).shape == (24, 32, 3)
+    data = scans_of(*[1] * 1000, 2, 3).replace(b"\xff\xda", before + b"\xff\xda")
+    with pytest.raises(CodecError, match="at most 3 scans"):
+        decode_picture(data, "jpeg", (24, 32, 3))
+
+
+def test_a_scan_in_a_comment_is_none():
+    whole = saved(smooth(), "JPEG")
+    comment = b"\xff\xfe\x00\x12" + 4 * b"\xff\xda\x00\x08"
+    assert decode_picture(whole[:2] + comment + whole[2:], "jpeg", (24, 32, 3)).any()
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch):
     bomb = png_of(9_000, 9_000, b"\0" * 10_000_000)
