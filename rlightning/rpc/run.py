@@ -211,7 +211,8 @@ class _Signals:
         if not self._heard(None):
             os.close(self._read)
             return
-        self._loop.call_soon_threadsafe(self.told.set)
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.told.set)
         together = time.monotonic() + _TOGETHER_S
         while (left_s := together - time.monotonic()) > 0 and self._heard(left_s):
             pass
