@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rlightning.env.attached import AttachedGroup, AttachSessions
+from rlightning.env.attach_sessions import AttachSessions
+from rlightning.env.attached import AttachedGroup
 from rlightning.env.control import Quorum
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.remote_client import SERVICE, EnvClient, EnvCommand

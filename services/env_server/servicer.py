@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Mapping
 
 from rlightning.actor import ActorControl
-from rlightning.env.attached import PREFIX, AttachedGroup, AttachSessions
+from rlightning.env.attach_sessions import AttachSessions
+from rlightning.env.attached import PREFIX, AttachedGroup
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.control import Quorum
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord

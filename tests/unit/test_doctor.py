@@ -169,7 +169,6 @@ def test_frames_that_fit_follow_from_the_link():
 
 
 def test_encoded_pictures_are_measured():
-    pytest.importorskip("PIL")
     sizes = bytes_per_pixel()
     assert 3.0 == sizes["none"] > sizes["png"] > sizes["jpeg:90"] > sizes["jpeg:80"] > 0.1
     picture = scene(64, 48)
