@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -113,7 +114,7 @@ def test_sigterm_says_not_serving_and_exits_with_0_within_the_grace(
     tmp_path: Path, config: str, order: tuple[str, ...]
 ) -> None:
     """Whatever goes first, with the actors' streams open, and a client that watches the health."""
-    with Services(tmp_path, config) as services:
+    with Services(tmp_path, config) as services, ThreadPoolExecutor() as pool:
         services.wait_serving()
         wait_until(lambda: ": client " in services.processes["buffer"].log, 10)
         for name in order:
@@ -122,9 +123,13 @@ def test_sigterm_says_not_serving_and_exits_with_0_within_the_grace(
                 stub = health_pb2_grpc.HealthStub(channel)
                 watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=30)
                 assert next(watch).status == SERVING
+                # Who watches is always reading: gRPC may drop what comes right before the end else.
+                reading = pool.submit(next, watch)
+                wait_until(reading.running)
+                time.sleep(0.1)
                 start = time.monotonic()
                 process.child.send_signal(signal.SIGTERM)
-                assert next(watch).status == NOT_SERVING  # and so the port was open until then
+                assert reading.result(30).status == NOT_SERVING  # so the port was open until then
                 assert process.wait(GRACE_S + 2) == 0, process.log
                 assert time.monotonic() - start < GRACE_S
                 with contextlib.suppress(grpc.RpcError):
