@@ -71,7 +71,7 @@ def servers(env: Sequence[Mapping[str, Any]], **section: Any) -> Iterator[str]:
             (place / "config.yaml").write_text(json.dumps(config))
             command = ["-m", f"rlightning.services.{name}_server"]
             command += ["--config", str(place / "config.yaml"), "--listen", address]
-            running.append(stack.enter_context(ServerProcess(command, place).start()))
+            running.append(stack.enter_context(ServerProcess(command, place)))
         for server in running:
             server.address(PATIENCE_S)
         yield addresses["env"]

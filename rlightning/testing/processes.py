@@ -48,7 +48,13 @@ class ServerProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
-        """Starts the process; again, after it has ended."""
+        """Starts the process; again, after it has ended.
+
+        Raises:
+            RuntimeError: It still runs, and nothing would end it any more.
+        """
+        if self._child is not None and self._child.poll() is None:
+            raise RuntimeError(f"process {self._child.pid} still runs")
         self._announcement.unlink(missing_ok=True)
         with (self._folder / "log").open("ab") as log:
             self._child = subprocess.Popen(

@@ -207,3 +207,8 @@ def test_a_signal_after_the_loop_has_ended_does_not_end_the_process():
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert done.returncode == 3
+
+
+async def test_a_process_that_runs_is_not_started_twice(tmp_path):
+    with echo(tmp_path) as server, pytest.raises(RuntimeError, match="still runs"):
+        server.start()
