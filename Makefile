@@ -147,10 +147,15 @@ prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs,
 
 .venvs/sb3/.done:
 	$(PYTHON) -m venv .venvs/sb3
-	.venvs/sb3/bin/python -m pip install --disable-pip-version-check --quiet stable-baselines3
+	.venvs/sb3/bin/python -m pip install --disable-pip-version-check --quiet \
+	  stable-baselines3 'gymnasium[classic-control,mujoco]' ale-py opencv-python-headless matplotlib
 	@touch $@
 
-prove-learning: $(VENV)/.run .venvs/sb3/.done  ## Train with three seeds each, and with Stable-Baselines3; keeps what has finished.
+$(VENV)/.learning: $(VENV)/.run
+	$(PIP) -e '.[ale,mujoco]'
+	@touch $@
+
+prove-learning: $(VENV)/.learning .venvs/sb3/.done  ## Train with three seeds each, and with Stable-Baselines3; keeps what has finished.
 	$(BIN)/python -m benchmarks.prove_learning
 
 prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.

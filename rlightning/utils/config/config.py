@@ -202,8 +202,8 @@ class PolicyConfig(Config):
         backend: Documented; no effect on the policies of this library.
         train_num_gpus: GPUs of the learner.
         eval_num_gpus: GPUs of one policy server.
-        model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
-            the activation, for `recurrent_actor_critic` also the units of its `memory`.
+        model_cfg: Arguments of the network: sizes of its `hidden` layers, `activation`, and what
+            docs/learning.md lists for each `type`.
         optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
             `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
         rollout_mode: Whether `PolicyGroup.rollout_batch` returns responses (`sync`) or futures of
