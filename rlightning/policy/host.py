@@ -411,7 +411,6 @@ class _Runner:
         self.states: StateLayout | None = None
         self._policy = policy
         self._inference = Inference(policy, layout)
-        self._version = 0
 
     def prepare(self) -> None:
         """Learns of the policy's state, once its network exists."""
@@ -420,13 +419,14 @@ class _Runner:
 
     def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
         responses = self._inference.run(parts, mode)
+        version = self._policy.weights_version
         for response in responses:
-            response.policy_version = self._version
+            response.policy_version = version
         return responses
 
     def load(self, weights: dict[str, Tensor], version: int) -> None:
         load_weights(self._policy, weights)
-        self._version = version
+        self._policy.weights_version = version
         if self.states is not None:
             self.states.refresh()
 
