@@ -10,6 +10,8 @@ import json
 import sys
 from typing import Any
 
+import ale_py
+import gymnasium as gym
 import torch
 from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback
@@ -94,6 +96,7 @@ def make(cell: str, seed: int) -> Any:
             device="cpu",
         )
     if cell == "pong_ppo":
+        gym.register_envs(ale_py)
         return PPO(
             "CnnPolicy",
             VecFrameStack(make_atari_env("PongNoFrameskip-v4", 8, seed), 4),
