@@ -117,7 +117,7 @@ class ActorCriticPolicy(BasePolicy):
         explore = getattr(env_ret, "mode", Mode.EXPLORE) is not Mode.EXPLOIT
         observation = env_ret.observation
         if self.features is not None:
-            observation = self.features(observation)
+            observation = self.features(observation).float()  # of less precision with autocast
         params = self._act(observation)
         value = self._value(observation)[:, 0]
         draw = self._draw_discrete if self._shape is None else self._draw_box

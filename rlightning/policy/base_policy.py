@@ -64,7 +64,7 @@ class PolicyInput(EnvRet):
 
     @property
     def env_ids(self) -> list[str]:
-        """The env id of each of the B rows."""
+        """The env id of each of the B rows; empty for rows that only fill a batch."""
         return [env_id for env_id, rows in self.groups for _ in range(rows)]
 
 
@@ -358,6 +358,9 @@ class BasePolicy(ABC):
         self.construct_network(env_meta, **kwargs)
         for module in self._modules():
             module.to(self.device)
+        if self.role is PolicyRole.EVAL and self.config.compile != "none":
+            for module in self.model_list.values():
+                module.compile(mode=self.config.compile)
         self.env_meta = env_meta
 
 

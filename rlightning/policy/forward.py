@@ -64,7 +64,7 @@ class Forward:
 
 def _steps(module: nn.Module) -> list[nn.Module]:
     """Returns the modules that a nest of `nn.Sequential` calls, one after the other."""
-    if type(module) is nn.Sequential and not _has_hooks(module):
+    if type(module) is nn.Sequential and not (_has_hooks(module) or _is_compiled(module)):
         return [step for child in module.children() for step in _steps(child)]
     if isinstance(module, ObservationEncoder) and module.changes_nothing:
         return [] if module.norm is None else [module.norm]
@@ -89,6 +89,10 @@ def _layers(
         else:
             return None
     return layers or None
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None
 
 
 def _has_hooks(module: nn.Module) -> bool:

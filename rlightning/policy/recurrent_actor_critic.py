@@ -85,7 +85,7 @@ class GRUMemory(nn.Module):
             state: What was remembered before it, [B, H].
         """
         remembered: Tensor = self.cell(self.encoder(observation), state)
-        return remembered
+        return remembered.to(state.dtype)  # of less precision with autocast
 
     def forward(self, observation: Any, state: Tensor, begins: Tensor) -> Tensor:
         """Returns what is remembered after each of several steps, [T, B, H].
