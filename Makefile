@@ -17,7 +17,7 @@ NOT_LOCAL := not real_env and not docker and not netns and not node and not brow
 
 .DEFAULT_GOAL := help
 .PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-browser test-ray test-real-env screenshots ci \
-  bench bench-smoke prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-weights prove-ray \
+  bench bench-smoke bench-peers prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-weights prove-ray \
   protos protos-check protos-breaking lint format types layers pythons wheels-check wheel cover clean
 
 help:  ## Show what can be made.
@@ -124,6 +124,9 @@ bench: $(VENV)/.dev  ## Measure everything; prints the tables of benchmarks/RESU
 
 bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly and assert half their floors.
 	$(BIN)/python -m benchmarks smoke
+
+bench-peers: $(VENV)/.ray  ## Measure acting and batching against Ray's actors and TorchRL's inference server.
+	$(BIN)/python -m benchmarks peers
 
 prove-demo: $(VENV)/.run  ## Solve CartPole with ten seeds in a row.
 	$(BIN)/python -m benchmarks.prove_demo

@@ -48,7 +48,9 @@ class Heavy(BasePolicy):
 
 def memory(pid: int | str, what: str) -> int:
     """A size of a process in bytes: VmRSS is the current one, VmHWM the largest since `forget`."""
-    (kib,) = re.findall(rf"^{what}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    (kib,) = re.findall(
+        rf"^{what}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+    )
     return int(kib) * 1024
 
 
