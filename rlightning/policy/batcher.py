@@ -80,10 +80,11 @@ class BatcherStats:
         if not latency.enabled:
             return
         latency.record("inference", (batch.end_ns - batch.start_ns) * 1e-9)
+        now, queue, wait = time.monotonic(), latency["queue"], latency["batch_wait"]
         for pending in batch.pendings:
             joined_ns = max(batch.formed_ns, pending.received_ns)
-            latency.record("queue", (joined_ns - pending.received_ns) * 1e-9)
-            latency.record("batch_wait", (batch.start_ns - joined_ns) * 1e-9)
+            queue.record_at(now, (joined_ns - pending.received_ns) * 1e-9)
+            wait.record_at(now, (batch.start_ns - joined_ns) * 1e-9)
 
 
 class Batcher:
