@@ -14,6 +14,7 @@ from benchmarks import (
     codec,
     demo,
     durable,
+    inference,
     latency_cost,
 )
 from benchmarks.harness import machine
@@ -26,6 +27,7 @@ SUITES = {
     "memory": bench_memory.measure,
     "act": act.measure,
     "batching": batching.measure,
+    "inference": inference.measure,
     "latency-cost": latency_cost.measure,
     "demo": demo.measure,
 }
