@@ -7,7 +7,8 @@ CONSTRAIN := $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" if sys
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN)
 # All simulators together, in an environment of their own: their libraries are many and heavy.
 SIMS := .venvs/sims
-PIP_SIMS := $(SIMS)/bin/python -m pip install --disable-pip-version-check --quiet $(subst constraints.txt,constraints-sims.txt,$(CONSTRAIN))
+CONSTRAIN_SIMS := $(subst constraints.txt,constraints-sims.txt,$(CONSTRAIN))
+PIP_SIMS := $(SIMS)/bin/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN_SIMS)
 PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
@@ -16,7 +17,7 @@ NOT_LOCAL := not real_env and not docker and not netns and not node and not brow
 
 .DEFAULT_GOAL := help
 .PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-browser test-ray test-real-env screenshots ci \
-  bench bench-smoke prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-ray \
+  bench bench-smoke bench-peers prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-weights prove-ray \
   protos protos-check protos-breaking lint format types layers pythons wheels-check wheel cover clean
 
 help:  ## Show what can be made.
@@ -124,6 +125,9 @@ bench: $(VENV)/.dev  ## Measure everything; prints the tables of benchmarks/RESU
 bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly and assert half their floors.
 	$(BIN)/python -m benchmarks smoke
 
+bench-peers: $(VENV)/.ray  ## Measure acting and batching against Ray's actors and TorchRL's inference server.
+	$(BIN)/python -m benchmarks peers
+
 prove-demo: $(VENV)/.run  ## Solve CartPole with ten seeds in a row.
 	$(BIN)/python -m benchmarks.prove_demo
 
@@ -132,6 +136,9 @@ prove-crash: $(VENV)/.dev  ## Kill the buffer server 200 times; nothing that it 
 
 prove-checkpoint: $(VENV)/.dev  ## Checkpoint 2 GB while writers write, and load it again.
 	$(BIN)/python -m benchmarks.prove_checkpoint 2000
+
+prove-weights: $(VENV)/.dev  ## Publish and pull weights of 1.2 GB, and look at memory.
+	$(BIN)/python -m benchmarks.prove_weights 1200
 
 prove-ray: $(VENV)/.ray  ## Solve CartPole on two local nodes of Ray, and remove one in the middle.
 	$(BIN)/python -m benchmarks.prove_ray
@@ -145,12 +152,18 @@ prove-clients: $(VENV)/.dev  ## Freeze and kill clients among many, and slow an 
 prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
 	$(BIN)/python -m benchmarks.prove_sb3
 
-.venvs/sb3/.done:
+# The simulators of both sides have to be the same.
+.venvs/sb3/.done: constraints-sims.txt
 	$(PYTHON) -m venv .venvs/sb3
-	.venvs/sb3/bin/python -m pip install --disable-pip-version-check --quiet stable-baselines3
+	.venvs/sb3/bin/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN_SIMS) \
+	  stable-baselines3 'gymnasium[classic-control,mujoco]' ale-py opencv-python-headless matplotlib
 	@touch $@
 
-prove-learning: $(VENV)/.run .venvs/sb3/.done  ## Train with three seeds each, and with Stable-Baselines3; keeps what has finished.
+$(VENV)/.learning: $(VENV)/.run
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN_SIMS) -e '.[ale,mujoco]'
+	@touch $@
+
+prove-learning: $(VENV)/.learning .venvs/sb3/.done  ## Train with three seeds each, and with Stable-Baselines3; keeps what has finished.
 	$(BIN)/python -m benchmarks.prove_learning
 
 prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.

@@ -78,6 +78,20 @@ async def act(job: Answer) -> Answer:
         return percentiles(stamps)
 
 
+async def first(job: Answer) -> Answer:
+    """The first request of a session, and p50 of those after it, in us."""
+    env = RawEnv(job["kind"], job["n"], 0)
+    async with PolicyClient(job["address"], spec=env.meta) as client:
+        env_ret = await env.reset()
+        stamps = []
+        for _ in range(1 + job["steady"]):
+            start = time.perf_counter_ns()
+            response = await client.act(env_ret)
+            stamps.append(time.perf_counter_ns() - start)
+            env_ret = await env.step(response)
+        return {"first": stamps[0] / 1e3, "steady": percentiles(stamps[1:])["p50"]}
+
+
 async def loop(job: Answer) -> Answer:
     """The actor loop over K groups, without a buffer; env steps per second."""
     envs = [RawEnv(job["kind"], job["n"], group) for group in range(job["groups"])]
@@ -163,6 +177,7 @@ async def in_process(job: Answer) -> Answer:
 JOBS: dict[str, Callable[[Answer], Awaitable[Answer]]] = {
     "echo": echo,
     "act": act,
+    "first": first,
     "loop": loop,
     "in_process": in_process,
     "sessions": sessions,

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from io import BytesIO
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -82,7 +83,7 @@ async def fetch_weights(
             timeout=left_s,
         )
         header = pb.WeightsHeader()
-        parts: list[bytes] = []
+        received = BytesIO()  # joining parts would need all of it twice
         left = 0
         async with aclosing(responses):
             async for response in responses:
@@ -100,8 +101,8 @@ async def fetch_weights(
                         f"expected {header.total_bytes} bytes of weights, as announced",
                         peer=channel.address,
                     )
-                parts.append(response.chunk)
-        data = b"".join(parts)
+                received.write(response.chunk)
+        data = received.getvalue()
         if await _sha256(data) != header.sha256:
             raise RemoteError("the weights' checksum does not match", peer=channel.address)
         return header.policy_version, data

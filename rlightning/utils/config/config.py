@@ -202,8 +202,8 @@ class PolicyConfig(Config):
         backend: Documented; no effect on the policies of this library.
         train_num_gpus: GPUs of the learner.
         eval_num_gpus: GPUs of one policy server.
-        model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
-            the activation, for `recurrent_actor_critic` also the units of its `memory`.
+        model_cfg: Arguments of the network: sizes of its `hidden` layers, `activation`, and what
+            docs/learning.md lists for each `type`.
         optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
             `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
         rollout_mode: Whether `PolicyGroup.rollout_batch` returns responses (`sync`) or futures of
@@ -224,6 +224,13 @@ class PolicyConfig(Config):
         device: `auto` takes CUDA when there is one; else a torch device.
         max_batch_rows: Rows in one inference at most.
         max_wait_us: Microseconds that the oldest row may wait for others to join its batch.
+        pad_batches: Let every batch have one of few sizes, the powers of two and `max_batch_rows`,
+            each of which is warmed up before the first answer: rows of zeros, whose answers nobody
+            sees, fill it. `auto`: on CUDA; `always`, `never`.
+        compile: Mode of `torch.compile` for the networks that act: `default`, `reduce-overhead`
+            (CUDA graphs, one for each size of batch), `max-autotune`; `none` runs them as they are.
+        autocast: Type in which the networks that act compute where torch deems that safe:
+            `bfloat16`, `float16`; `none`: that of their weights.
         inline_below_us: On the CPU, batches whose inference is known to take less than this run on
             the event loop, which saves two thread switches; 0: none do.
         queue_rows: Rows that may wait for inference; more are refused.
@@ -255,6 +262,9 @@ class PolicyConfig(Config):
     device: str = "auto"
     max_batch_rows: int = Field(default=4096, ge=1)
     max_wait_us: int = Field(default=0, ge=0)
+    pad_batches: Literal["auto", "always", "never"] = "auto"
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
     inline_below_us: int = Field(default=200, ge=0)
     queue_rows: int = Field(default=65536, ge=1)
     queue_bytes: int = Field(default=256 * 2**20, ge=1)
