@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections import deque
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import ClockOffset, LatencyStats
+from rlightning.latency.stages import INSERT
 from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status, too_large
@@ -478,12 +480,13 @@ class InsertClient:
         for sent in self._window:
             if sent.seq > seq:
                 break
-            self.stats.record("insert_ack", (heard_ns - sent.sent_ns) * 1e-9)
+            received_ns = lower_ns = upper_ns = math.nan
             if sent.sent_ns == timing.echo_sent_ns:
-                way = session.offset.uplink(sent.sent_ns, timing.received_ns)
-                if way is not None:
-                    before_s = (sent.sent_ns - sent.left_ns) * 1e-9
-                    self.stats.record("env_to_buffer", before_s + way[0], way[1])
+                received_ns = timing.received_ns
+                lower_ns, upper_ns = session.offset.bounds(heard_ns)
+            self.stats.record_stamps(
+                INSERT, (heard_ns, sent.sent_ns, sent.left_ns, received_ns, lower_ns, upper_ns)
+            )
 
     def _forget(self, seq: int) -> None:
         """Drops from the window what was seen by the server."""

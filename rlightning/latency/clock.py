@@ -10,6 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _CLOCK_NAMESPACE_FILE = Path("/proc/self/timens_offsets")
 
@@ -25,6 +30,7 @@ _SUSPEND_NS = 10**6
 _SHIFT_OF_TRIP = 0.25
 _SHIFT_NS = 100_000
 _SHIFTED_TIMES = 3
+_UNKNOWN = (math.nan, math.nan)
 
 
 @lru_cache(maxsize=1)
@@ -118,6 +124,72 @@ class OneWay(NamedTuple):
     downlink_s: float
     uncertainty_s: float
 
+    @classmethod
+    def of(cls, up_ns: float, down_ns: float, lower_ns: float, upper_ns: float) -> OneWay | None:
+        """Returns the times of an exchange; None while they are unknown.
+
+        Arguments are those of `one_way`.
+        """
+        up, down, uncertainty = (
+            float(time_ns) * 1e-9
+            for time_ns in one_way(*map(np.asarray, (up_ns, down_ns, lower_ns, upper_ns)))
+        )
+        return None if math.isnan(uncertainty) else cls(up, down, uncertainty)
+
+
+def one_way(up: Array, down: Array, lower: Array, upper: Array) -> tuple[Array, Array, Array]:
+    """Returns how long the two messages of exchanges were under way, all in nanoseconds.
+
+    Args:
+        up: When the peer had the request, by its clock, minus when it was sent, by this one.
+        down: When the answer was here, by this clock, minus when the peer sent it, by its own.
+        lower: The least that the peer's clock may be ahead of this one; NaN while it is unknown.
+        upper: The most.
+
+    Returns:
+        Uplink, downlink, and how far each may be off; NaN where they are unknown, or somebody
+        stamped who does not read these clocks.
+    """
+    least_up, most_up = _one_message(up, lower, upper)
+    least_down, most_down = _one_message(down, -upper, -lower)
+    half = np.maximum(most_up - least_up, most_down - least_down) / 2
+    known = np.minimum(most_up, most_down) >= 0
+    return (
+        np.where(known, (least_up + most_up) / 2, math.nan),
+        np.where(known, (least_down + most_down) / 2, math.nan),
+        np.where(known, half, math.nan),
+    )
+
+
+def one_message(apparent: Array, lower: Array, upper: Array) -> tuple[Array, Array]:
+    """Returns how long messages were under way, and how far that may be off, in nanoseconds.
+
+    Args:
+        apparent: When the receiver had it, by its clock, minus when it was sent, by the sender's.
+        lower: The least that the receiver's clock may be ahead of the sender's; NaN while it is
+            unknown.
+        upper: The most.
+
+    Returns:
+        NaN where they are unknown, as `one_way`.
+    """
+    least, most = _one_message(apparent, lower, upper)
+    known = most >= 0
+    return np.where(known, (least + most) / 2, math.nan), np.where(
+        known, (most - least) / 2, math.nan
+    )
+
+
+def _known(apparent: float, lower: float, upper: float) -> tuple[float, float] | None:
+    """Returns `one_message` of one, in seconds; None while it is unknown."""
+    taken, half = one_message(*map(np.asarray, (apparent, lower, upper)))
+    return None if math.isnan(taken) else (float(taken) * 1e-9, float(half) * 1e-9)
+
+
+def _one_message(apparent: Array, lower: Array, upper: Array) -> tuple[Array, Array]:
+    """Returns the least and the most that it took: nothing arrives before it was sent."""
+    return np.maximum(0.0, apparent - upper), apparent - lower
+
 
 class ClockOffset:
     """The monotonic clock of a peer against that of this process.
@@ -200,6 +272,8 @@ class ClockOffset:
             t3: When the peer sent the answer, in nanoseconds of the peer's clock.
             t4: When the answer was here, in nanoseconds of this clock.
         """
+        if self._same_clock:
+            return  # nothing to learn
         if self._own_id != _OWN.id:  # this machine has slept
             self._own_id = _OWN.id
             self._begin_epoch()
@@ -242,13 +316,33 @@ class ClockOffset:
         Args:
             now_ns: For which moment of this clock; now if None.
         """
-        if self._same_clock:
-            return Offset(0, 0)
-        bounds = self._bounds(time.monotonic_ns() if now_ns is None else now_ns)
-        if bounds is None:
+        lower, upper = self.bounds(time.monotonic_ns() if now_ns is None else now_ns)
+        if math.isnan(lower):
             return None
-        lower, upper = bounds
         return Offset(round((lower + upper) / 2), math.ceil((upper - lower) / 2))
+
+    def bounds(self, now_ns: int) -> tuple[float, float]:
+        """Returns the least and the greatest offset that are possible, in nanoseconds.
+
+        Args:
+            now_ns: For which moment of this clock.
+
+        Returns:
+            Both NaN while the offset is unknown, see `estimate`.
+        """
+        if self._same_clock:
+            return 0.0, 0.0
+        if not self._seconds or now_ns - self._newest_ns > self._window_ns:
+            return _UNKNOWN
+        if now_ns - self._seconds[0].at > self._window_ns:
+            self._renew(now_ns)
+        age = max(now_ns, self._newest_ns) - self._base_ns
+        lower = self._lower + self._slowest * age
+        upper = self._upper + self._fastest * age
+        if upper - lower > 2 * self._limit_ns:
+            return _UNKNOWN
+        # Rounding, or a drift that changed within the margin.
+        return (lower, upper) if lower <= upper else (upper, lower)
 
     @property
     def offset_ns(self) -> int | None:
@@ -279,22 +373,7 @@ class ClockOffset:
             t3: As in `update`.
             t4: As in `update`.
         """
-        if self._same_clock:
-            if t2 < t1 or t4 < t3:  # whoever stamped that does not read this clock
-                return None
-            return OneWay((t2 - t1) * 1e-9, (t4 - t3) * 1e-9, 0.0)
-        bounds = self._bounds(t4)
-        if bounds is None:
-            return None
-        lower, upper = bounds
-        up, down = t2 - t1, t4 - t3
-        # Nothing arrives before it was sent: that bounds both ways, too.
-        least_up, least_down = max(0.0, up - upper), max(0.0, down + lower)
-        most_up, most_down = up - lower, down + upper
-        if most_up < 0 or most_down < 0:
-            return None
-        half = max(most_up - least_up, most_down - least_down) / 2
-        return OneWay((least_up + most_up) * 5e-10, (least_down + most_down) * 5e-10, half * 1e-9)
+        return OneWay.of(t2 - t1, t4 - t3, *self.bounds(t4))
 
     def uplink(self, sent_ns: int, received_ns: int) -> tuple[float, float] | None:
         """Returns the time of one message to the peer as (seconds, uncertainty in seconds).
@@ -306,7 +385,7 @@ class ClockOffset:
         Returns:
             None while the offset is unknown. The figure is never below its uncertainty.
         """
-        return self._single(received_ns - sent_ns, -1, None)
+        return _known(received_ns - sent_ns, *self.bounds(time.monotonic_ns()))
 
     def downlink(self, sent_ns: int, received_ns: int) -> tuple[float, float] | None:
         """Returns the time of one message from the peer as (seconds, uncertainty in seconds).
@@ -318,7 +397,8 @@ class ClockOffset:
         Returns:
             As `uplink`.
         """
-        return self._single(received_ns - sent_ns, 1, received_ns)
+        lower, upper = self.bounds(received_ns)
+        return _known(received_ns - sent_ns, -upper, -lower)
 
     def summary(self) -> dict[str, Any]:
         """Returns the state for people and metrics.
@@ -339,33 +419,6 @@ class ClockOffset:
             "same_clock": self._same_clock,
             "epoch": self.epoch,
         }
-
-    def _single(
-        self, apparent_ns: int, sign: int, now_ns: int | None
-    ) -> tuple[float, float] | None:
-        estimate = self.estimate(now_ns)
-        if estimate is None:
-            return None
-        middle = apparent_ns + sign * estimate.offset_ns
-        least = max(0, middle - estimate.uncertainty_ns)
-        most = middle + estimate.uncertainty_ns
-        if most < 0:
-            return None
-        return (least + most) * 5e-10, (most - least) * 5e-10
-
-    def _bounds(self, now_ns: int) -> tuple[float, float] | None:
-        """Returns the least and the greatest offset that are possible at a moment."""
-        if not self._seconds or now_ns - self._newest_ns > self._window_ns:
-            return None
-        if now_ns - self._seconds[0].at > self._window_ns:
-            self._renew(now_ns)
-        age = max(now_ns, self._newest_ns) - self._base_ns
-        lower = self._lower + self._slowest * age
-        upper = self._upper + self._fastest * age
-        if upper - lower > 2 * self._limit_ns:
-            return None
-        # Rounding, or a drift that changed within the margin.
-        return (lower, upper) if lower <= upper else (upper, lower)
 
     def _contradicts(self, lower: int, upper: int, trip: int, t1: int, t4: int) -> bool:
         """Whether an exchange and the past cannot both be of two steady clocks."""

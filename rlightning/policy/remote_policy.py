@@ -22,6 +22,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
+from rlightning.latency.stages import ACT, ActStamps
 from rlightning.policy.carried import CarriedState
 from rlightning.policy.replicas import Endpoint, Replicas
 from rlightning.policy.transfer import (
@@ -114,7 +115,6 @@ class PolicyClient:
             and, as `act`, of the whole round trip; `uplink` and `downlink` where the server's clock
             is known, with their uncertainty.
         one_way_unknown: Answers whose `uplink` and `downlink` are not known.
-        times: Where the time of the last answer went; None before it.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class PolicyClient:
             raise ConfigError("a PolicyClient needs an address")
         self.stats = LatencyStats() if stats is None else stats
         self.one_way_unknown = 0
-        self.times: ActTimes | None = None
+        self._answered: tuple[int, tuple[Any, ...]] | None = None
         self._rpc = rpc
         self._auth = auth
         self._policy = policy
@@ -162,6 +162,14 @@ class PolicyClient:
     def address(self) -> str:
         """Address of the server."""
         return self._channel.address
+
+    @property
+    def times(self) -> ActTimes | None:
+        """Where the time of the last answer went; None before it, or if it was asked for twice."""
+        if self._answered is None:
+            return None
+        seq, stamps = self._answered
+        return ActTimes.of(seq, ActStamps(*stamps))
 
     @property
     def offset(self) -> ClockOffset:
@@ -491,29 +499,34 @@ class PolicyClient:
         ask.answer.set_result(response)
 
     def _record(self, session: _Session, ask: _Ask) -> None:
-        now, timing, stages, heard_ns = time.monotonic_ns(), ask.timing, ask.stages, ask.heard_ns
-        self.times = None
+        now_ns, timing, stages = time.monotonic_ns(), ask.timing, ask.stages
         if timing is None or stages is None or timing.echo_sent_ns != ask.sent_ns:
             # Sent twice: the stamps are those of the other one.
-            self.stats.record("act", (now - ask.begun_ns) * 1e-9)
+            self._answered = None
+            self.stats.record("act", (now_ns - ask.begun_ns) * 1e-9)
             return
+        encoded_ns, heard_ns = ask.encoded_ns, ask.heard_ns
         received_ns, sent_ns = timing.received_ns, timing.sent_ns
-        times = ActTimes(
-            ask.seq,
-            ask.begun_ns,
-            ask.encoded_ns,
-            max(0, stages.queue_us) * 1000,
-            max(0, stages.batch_wait_us) * 1000,
-            max(0, stages.inference_us) * 1000,
-            max(0, sent_ns - received_ns),
-            heard_ns,
-            now,
-            session.offset.one_way(ask.encoded_ns, received_ns, sent_ns, heard_ns),
-        )
-        if times.ways is None:
+        lower_ns, upper_ns = session.offset.bounds(heard_ns)
+        # Not within bounds that are NaN either.
+        if not (received_ns - encoded_ns >= lower_ns and sent_ns - heard_ns <= upper_ns):
             self.one_way_unknown += 1
-        times.record(self.stats)
-        self.times = times
+        # As in `ActStamps`, of which making one costs as much as recording it.
+        stamps = (
+            now_ns,
+            ask.begun_ns,
+            encoded_ns,
+            received_ns,
+            sent_ns,
+            heard_ns,
+            stages.queue_us,
+            stages.batch_wait_us,
+            stages.inference_us,
+            lower_ns,
+            upper_ns,
+        )
+        self._answered = ask.seq, stamps
+        self.stats.record_stamps(ACT, stamps)
 
     def _set_alarm(self, ask: _Ask) -> None:
         # One timer outlives many requests: setting and cancelling one for each costs more.

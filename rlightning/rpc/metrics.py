@@ -28,7 +28,7 @@ PREFIX = "rlightning_"
 
 _COLLECT_TIMEOUT_S = 5.0
 # A client that is silent for so long in the middle of its request is let go.
-_REQUEST_TIMEOUT_S = 10.0
+_REQUEST_TIMEOUT_S = 3.0
 # Each connection holds a thread; Prometheus needs one.
 _MAX_CONNECTIONS = 32
 _LAG_EVERY_S = 0.25

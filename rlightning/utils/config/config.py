@@ -54,6 +54,7 @@ DEFAULT_POLICY = "default"
 """Name of the policy of those who name none."""
 
 _POLICY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_COLLECTOR = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^\s/:\[\]]+):[0-9]{1,5}/?")
 
 
 def check_policy_name(name: str) -> str:
@@ -470,6 +471,9 @@ class LogConfig(Config):
         latency: Measure how long each stage takes.
         trace_every: Trace every so many steps of each group into `trace.json` of the run's folder,
             which Perfetto shows; 0: none.
+        otlp_endpoint: URL of a collector of OpenTelemetry, such as http://127.0.0.1:4317, to which
+            env servers send what they trace as spans, by OTLP over gRPC; None: nowhere. Needs the
+            extra `otel`.
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -481,6 +485,24 @@ class LogConfig(Config):
     mode: str | None = None
     latency: bool = True
     trace_every: int = Field(default=0, ge=0)
+    otlp_endpoint: str | None = None
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def check_otlp_endpoint(cls, endpoint: str | None) -> str | None:
+        """Refuses what is no URL of a collector."""
+        if endpoint is not None and _COLLECTOR.fullmatch(endpoint) is None:
+            raise ValueError(f"expected http://HOST:PORT or https://HOST:PORT, got {endpoint!r}")
+        return endpoint
+
+    @model_validator(mode="after")
+    def check_traces(self) -> Self:
+        """Refuses to send what is not there."""
+        if self.otlp_endpoint is not None and not (self.trace_every and self.latency):
+            raise ValueError(
+                "otlp_endpoint: nothing is traced: set log.trace_every, and leave log.latency on"
+            )
+        return self
 
     @field_validator("name")
     @classmethod
