@@ -29,7 +29,7 @@ from rlightning.errors import (
 )
 from rlightning.latency import LatencyStats
 from rlightning.policy import PolicyDescription, PolicyFleet
-from rlightning.policy.publisher import publish_timeout_s
+from rlightning.policy.transfer import transfer_timeout_s
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
 from rlightning.utils.config import MainConfig, ServiceConfig
@@ -165,7 +165,7 @@ class RemoteBackend:
             del self._publishing[next(iter(self._publishing))]
         self._patiently(
             lambda timeout_s: self._policy.publish(version, weights, timeout_s=timeout_s),
-            max(_PATIENCE_S, publish_timeout_s(len(weights))),
+            max(_PATIENCE_S, transfer_timeout_s(len(weights))),
         )
 
     def hold(self, wanted: bool) -> None:

@@ -335,7 +335,12 @@ class PolicyClient:
         )
 
     async def pull_weights(
-        self, min_version: int = 0, *, timeout_s: float = 60.0, max_bytes: int | None = None
+        self,
+        min_version: int = 0,
+        *,
+        timeout_s: float = 60.0,
+        max_bytes: int | None = None,
+        flowing: bool = False,
     ) -> tuple[int, bytes]:
         """Returns version and safetensors bytes of the weights in use.
 
@@ -343,9 +348,11 @@ class PolicyClient:
             min_version: Wait until the version is at least this.
             timeout_s: How long to try and wait, in seconds.
             max_bytes: The most that is taken; None: what the server announces.
+            flowing: Give up a server that sends nothing, or less than 64 KiB a second, for 10 s.
 
         Raises:
             NotFoundError: None were ever published.
+            DeadlineExceededError: They did not come in time.
             PreconditionError: `min_version` did not come in time; the message tells which one is
                 there.
             RemoteError: What came is not what was announced.
@@ -356,6 +363,7 @@ class PolicyClient:
             timeout_s=timeout_s,
             policy=self._policy,
             max_bytes=max_bytes,
+            flowing=flowing,
         )
 
     async def watch_weights(self, version: int = 0) -> AsyncIterator[tuple[int, bytes]]:

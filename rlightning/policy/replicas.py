@@ -116,6 +116,8 @@ class Replicas:
     def arrived(self, endpoint: Endpoint) -> None:
         """Takes note that it is there, or will not come."""
         self._coming[endpoint] -= 1
+        if not self._coming[endpoint]:
+            del self._coming[endpoint]
 
     async def choose(self, min_version: int, before: Endpoint | None = None) -> Endpoint:
         """Returns where a session is to go.
@@ -129,6 +131,7 @@ class Replicas:
                 cannot be resolved.
         """
         endpoints = await resolve(self._addresses)
+        await self._forget_all_but(endpoints)
         if len(endpoints) == 1:
             return endpoints[0]
         settled = time.monotonic() + _SETTLE_S
@@ -150,6 +153,11 @@ class Replicas:
                 return min(fits)[1]
             await asyncio.sleep(_SETTLE_PAUSE_S)
 
+    async def _forget_all_but(self, endpoints: Sequence[Endpoint]) -> None:
+        """Closes the connections to servers that are gone from the names."""
+        gone = [self._channels.pop(one) for one in self._channels.keys() - set(endpoints)]
+        await asyncio.gather(*(channel.close() for channel in gone))
+
     async def _look(self, endpoint: Endpoint) -> _Load | RemoteError | _NotServing:
         """Returns what a server has to do, or why it is not to be chosen."""
         channel = self._channels.get(endpoint)
@@ -163,6 +171,10 @@ class Replicas:
             return error
         if not found.serving:
             return _NotServing(endpoint.address)
+        if found.sessions < 0:
+            return RemoteError(
+                f"sessions: expected 0 or more, got {found.sessions}", peer=endpoint.address
+            )
         return _Load(found.policy_version, found.sessions)
 
 
