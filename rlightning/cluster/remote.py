@@ -83,7 +83,7 @@ class RemoteBackend:
         self._loop.run(self._open())
         try:
             self._patiently(lambda _: self._samples.start(_CONNECT_S))
-            if self._launcher.config.services.env.address is not None:
+            if not self._launcher.hosts_envs:
                 self._patiently(self._env.look)  # what it has done before is not of this run
         except BaseException:
             self._loop.run(self._close())
@@ -100,9 +100,7 @@ class RemoteBackend:
 
     async def _open(self) -> None:
         services = self._launcher.config.services
-        self._env = EnvServers(
-            services.env, fresh=services.env.address is None, report=self._report
-        )
+        self._env = EnvServers(services.env, fresh=self._launcher.hosts_envs, report=self._report)
         self._policy = policy_fleet(self._launcher.config)
         await self._policy.start()
         self._buffers = buffer_clients(self._launcher.config)

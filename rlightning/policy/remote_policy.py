@@ -23,7 +23,7 @@ from rlightning.errors import (
 )
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
 from rlightning.policy.carried import CarriedState
-from rlightning.policy.replicas import Endpoint, Replicas
+from rlightning.policy.replicas import Replicas
 from rlightning.policy.transfer import (
     SERVICE,
     describe,
@@ -33,6 +33,7 @@ from rlightning.policy.transfer import (
 )
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.client import SessionClient
+from rlightning.rpc.replicas import Endpoint
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.config import DEFAULT_POLICY, ClientAuthConfig, RpcConfig

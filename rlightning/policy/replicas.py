@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlightning.errors import DeadlineExceededError, RemoteError, UnavailableError
 from rlightning.policy.transfer import look
 from rlightning.rpc.channel import Channel, connect
-from rlightning.rpc.replicas import auth_of_replica, find_replicas
+from rlightning.rpc.replicas import Endpoint, resolve
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 
 # A replica that says nothing for so long is not the one to go to.
@@ -22,36 +22,6 @@ _LOOK_S = 1.0
 # yet, or all sessions would go to the first.
 _SETTLE_S = 2.0
 _SETTLE_PAUSE_S = 0.05
-
-
-class Endpoint(NamedTuple):
-    """One server of those behind an address."""
-
-    address: str
-    """Where it is dialled."""
-    behind: str
-    """The address behind which it was found."""
-
-    def auth(self, auth: ClientAuthConfig | None) -> ClientAuthConfig | None:
-        """Returns what to show it, and to expect of it."""
-        return auth_of_replica(auth, self.behind, self.address)
-
-
-async def resolve(addresses: Sequence[str]) -> list[Endpoint]:
-    """Returns the servers behind some addresses: a name may have several.
-
-    Args:
-        addresses: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`, each.
-
-    Raises:
-        UnavailableError: A name is not known.
-    """
-    found = await asyncio.gather(*map(find_replicas, addresses))
-    return [
-        Endpoint(replica, address)
-        for address, replicas in zip(addresses, found, strict=True)
-        for replica in replicas
-    ]
 
 
 class _Load(NamedTuple):

@@ -17,8 +17,8 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.policy.remote_policy import PolicyClient
-from rlightning.policy.replicas import resolve
 from rlightning.policy.weight_store import Weights
+from rlightning.rpc.replicas import resolve
 from rlightning.utils.config import PolicyServiceConfig
 
 if TYPE_CHECKING:

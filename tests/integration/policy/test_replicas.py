@@ -14,8 +14,9 @@ from google.protobuf.message import Message
 
 from rlightning.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from rlightning.policy import PolicyClient, PolicyFleet, transfer
-from rlightning.policy.replicas import Endpoint, Replicas
+from rlightning.policy.replicas import Replicas
 from rlightning.rpc.health import ServingStatus, check
+from rlightning.rpc.replicas import Endpoint
 from rlightning.services.policy_server.peers import catch_up
 from rlightning.services.policy_server.servicer import PolicyService
 from rlightning.testing import FaultProxy, ServerProcess, assert_eventually, free_address
