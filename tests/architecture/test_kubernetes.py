@@ -11,6 +11,7 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from rlightning.cli.app import app
+from rlightning.cluster.keys import make_keys
 from rlightning.cluster.prepare import check_ranks
 from rlightning.rpc.health import Health
 from rlightning.utils.config import load_config
@@ -233,6 +234,28 @@ def test_the_network_lets_through_who_has_to_and_nobody_else(overlay):
         assert readers == (["prometheus"] if "prometheus" in labels else [])
     public = may_reach(overlay, labels["stranger"], labels["env-server"], 50443)
     assert public == ("env-server-public" in find(overlay, "Service"))
+
+
+def test_what_the_load_balancer_reaches_is_the_listener_with_tls_and_its_files_are_those_of_keys(
+    config_of, tmp_path
+):
+    ((pod, container),) = ((p, c) for name, p, c in ours("overlays/all") if name == "env-server")
+    (listener,) = (
+        one
+        for one in config_of("overlays/all", pod, container).services.env.listen
+        if one.tls is not None
+    )
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    (public,) = find("overlays/all", "Service")["env-server-public"]["spec"]["ports"]
+    assert ports[public["targetPort"]] == int(listener.address.rpartition(":")[2])
+    # A client of docs/remote-clients.md dials the same port as with compose.
+    assert public["port"] == 50051
+    made = make_keys(tmp_path / "keys", ["localhost"])
+    (volume,) = (v["secret"] for v in pod["spec"]["volumes"] if "secret" in v)
+    (mount,) = (m for m in container["volumeMounts"] if m["name"] == volume["secretName"])
+    for file in (listener.tls.cert_file, listener.tls.key_file, listener.tokens):
+        assert Path(file).parent == Path(mount["mountPath"])
+        assert Path(file).name in {one.name for one in made}
 
 
 def test_on_gpus_run_policy_server_and_learner_alone():

@@ -66,7 +66,7 @@ def test_servers_join_a_run_and_leave_it(stack):
     wait_until(lambda: all_have_reached(reached + 5), 60, "the learner publishes to both")
 
     since = time.time_ns() / 1e9
-    stack.up()
+    stack.up("--scale", "policy_server=1", "--scale", "env_server=1")
     stack.wait_for_log(lambda log: log.count("has left after") == 2, 60, "both left")
     died = run(
         *("docker", "events", f"--since={since:.3f}", f"--until={time.time_ns() / 1e9:.3f}"),
