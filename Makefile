@@ -75,6 +75,7 @@ $(VENV)/.ray: $(VENV)/.dev
 
 test-ray: $(VENV)/.ray  ## Place services on two local nodes of Ray.
 	$(BIN)/python -m pytest -n0 -m ray -o faulthandler_timeout=0 tests/ray
+
 test-browser: $(VENV)/.dev  ## Look at the dashboard in a browser, on desk and phone; needs Debian's Chromium.
 	$(BIN)/python -m pytest -n0 -m browser tests/browser
 
@@ -172,7 +173,7 @@ prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-crash test-netns test-node test-browser test-docker pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-crash test-netns test-node test-browser test-ray test-docker pythons bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

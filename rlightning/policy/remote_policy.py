@@ -24,7 +24,7 @@ from rlightning.errors import (
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
 from rlightning.latency.stages import ACT, ActStamps
 from rlightning.policy.carried import CarriedState
-from rlightning.policy.replicas import Endpoint, Replicas
+from rlightning.policy.replicas import Replicas
 from rlightning.policy.transfer import (
     SERVICE,
     describe,
@@ -34,6 +34,7 @@ from rlightning.policy.transfer import (
 )
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.client import SessionClient
+from rlightning.rpc.replicas import Endpoint
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.config import DEFAULT_POLICY, ClientAuthConfig, RpcConfig
@@ -343,7 +344,12 @@ class PolicyClient:
         )
 
     async def pull_weights(
-        self, min_version: int = 0, *, timeout_s: float = 60.0, max_bytes: int | None = None
+        self,
+        min_version: int = 0,
+        *,
+        timeout_s: float = 60.0,
+        max_bytes: int | None = None,
+        flowing: bool = False,
     ) -> tuple[int, bytes]:
         """Returns version and safetensors bytes of the weights in use.
 
@@ -351,9 +357,11 @@ class PolicyClient:
             min_version: Wait until the version is at least this.
             timeout_s: How long to try and wait, in seconds.
             max_bytes: The most that is taken; None: what the server announces.
+            flowing: Give up a server that sends nothing, or less than 64 KiB a second, for 10 s.
 
         Raises:
             NotFoundError: None were ever published.
+            DeadlineExceededError: They did not come in time.
             PreconditionError: `min_version` did not come in time; the message tells which one is
                 there.
             RemoteError: What came is not what was announced.
@@ -364,6 +372,7 @@ class PolicyClient:
             timeout_s=timeout_s,
             policy=self._policy,
             max_bytes=max_bytes,
+            flowing=flowing,
         )
 
     async def watch_weights(self, version: int = 0) -> AsyncIterator[tuple[int, bytes]]:
