@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from rlightning.buffer.arguments import check_table
@@ -12,6 +13,7 @@ from rlightning.buffer.base_buffer import DataBuffer
 from rlightning.buffer.batch_memory import BatchMemory
 from rlightning.buffer.builder import build_data_buffer
 from rlightning.buffer.episodes import EpisodeGroup
+from rlightning.buffer.lending import Lending, QueueLending, RolloutLending
 from rlightning.buffer.limiter import RateLimiter
 from rlightning.buffer.parts import joined
 from rlightning.buffer.pipeline import Item
@@ -19,9 +21,8 @@ from rlightning.buffer.producers import Producers
 from rlightning.buffer.rendezvous import Rendezvous
 from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.buffer.sampler import AllDataSampler, PrioritisedSampler, Sampler
-from rlightning.buffer.shares import SharedRollouts
 from rlightning.buffer.take_once import TakeOnce
-from rlightning.buffer.taken import Taken, taken_of
+from rlightning.buffer.taken import Taken
 from rlightning.buffer.utils.layout import iter_arrays
 from rlightning.buffer.utils.storage import Prepared
 from rlightning.buffer.where import Where
@@ -56,7 +57,16 @@ class Journal(Protocol):
         """Priorities were set."""
 
     def drawn(self, rank: int, world_size: int) -> None:
-        """A batch was drawn, for one of several learners."""
+        """A batch that stays was drawn, for one of several learners."""
+
+    def lent(self, taken: Taken) -> None:
+        """A batch that leaves was lent to a learner."""
+
+    def used(self, rank: int, batch_id: int, *, returned: bool) -> None:
+        """It was used, perhaps after it was given back."""
+
+    def given_back(self, taken: Taken) -> None:
+        """It was given back."""
 
 
 class BufferTable:
@@ -71,6 +81,7 @@ class BufferTable:
         buffer: The buffer itself.
         limiter: Lets inserts and samples wait for each other; None if they do not.
         queue: Hands transitions out once; None if they are sampled again and again.
+        lending: What is known of batches that leave the table; None if they stay.
         producers: The writers by env id.
         sampled_total: Transitions handed to learners.
         transit: Memory for what is on its way: messages that wait for room, and sampled batches.
@@ -88,8 +99,8 @@ class BufferTable:
         self.buffer.init()
         self.limiter = None if config.rate_limiter is None else RateLimiter(config.rate_limiter)
         self.queue: TakeOnce | None = None
-        if self.limiter is not None and self.limiter.queue_size is not None:
-            self.queue = TakeOnce(self.buffer.storages[0].container)
+        self.lending: Lending | None = None
+        self._set_lending()
         self.producers = Producers(config.producer_timeout_s, all_needed=self.serves_rollouts)
         self.rendezvous = Rendezvous(
             name,
@@ -104,7 +115,13 @@ class BufferTable:
         self._has_functions = any(config.functions.to_dict().values())
         self._short_of_memory = False
         self._pushed = 0  # what the limiter knows of
-        self._shares: SharedRollouts | None = None
+
+    def _set_lending(self) -> None:
+        if isinstance(self.buffer, RolloutBuffer):
+            self.lending = RolloutLending(self.buffer.rollouts)
+        elif self.limiter is not None and self.limiter.queue_size is not None:
+            self.queue = TakeOnce(self.buffer.storages[0].container)
+            self.lending = QueueLending(self.queue)
 
     @property
     def serves_rollouts(self) -> bool:
@@ -367,6 +384,7 @@ class BufferTable:
         *,
         rank: int = 0,
         world_size: int = 1,
+        learner: str = "",
     ) -> Taken | None:
         """Returns a batch if there is one.
 
@@ -376,63 +394,84 @@ class BufferTable:
             rank: Which of several learners it is for.
             world_size: How many learners there are: each draws for itself, and of a rollout each
                 gets an equal part of the rows.
+            learner: Id of the client that gets it.
 
         Raises:
             InvalidRequestError: The transitions have no such column as `where` needs.
             ResourceExhaustedError: So large a sample never fits into the memory for batches.
             PreconditionError: The rows of a rollout do not divide by `world_size`.
         """
-        if isinstance(self.buffer, RolloutBuffer):
-            taken = self._take_rollout(self.buffer, rank, world_size)
-        else:
-            taken = self._take_sample(batch_size, where, rank, world_size)
-        if taken is not None:
-            self.sampled_total += taken.transitions
-            if self.limiter is not None:
-                self.limiter.sampled += taken.units
+        if not self.serves_rollouts and not self.offers(batch_size, where):
+            return None
+        count = 0 if self.serves_rollouts else self._units(batch_size)
+        if self.lending is None:
+            taken = self._sampled(batch_size, where, count, rank, world_size)
+            self._count(taken)
             if self.journal is not None:
                 self.journal.drawn(rank, world_size)
-            self.rendezvous.moved(room=self.limiter is not None)
+            return taken
+        lent = self.lend(count, rank, world_size, learner)
+        return lent if lent is None or lent.queued is None else self.read_lent(lent)
+
+    def lend(self, count: int, rank: int, world_size: int, learner: str) -> Taken | None:
+        """Returns a batch that leaves the table; of a queue without its columns.
+
+        Args:
+            count: Transitions in it, where it is no rollout.
+            rank: As of `take`.
+            world_size: As of `take`.
+            learner: As of `take`.
+
+        Raises:
+            PreconditionError: The rows of a rollout do not divide by `world_size`.
+        """
+        assert self.lending is not None
+        taken = self.lending.take(count, rank, world_size, learner)
+        if taken is not None:
+            self._count(taken)
+            if self.journal is not None:
+                self.journal.lent(taken)
         return taken
 
-    def _take_rollout(self, buffer: RolloutBuffer, rank: int, world_size: int) -> Taken | None:
-        shares = self.share_between(world_size)
-        rollout = buffer.rollouts.take() if shares is None else shares.take(rank)
-        if rollout is None:
-            return None
-        return taken_of(rollout, rank, world_size)
+    def _count(self, taken: Taken) -> None:
+        self.sampled_total += taken.transitions
+        if self.limiter is not None:
+            self.limiter.sampled += taken.units
+        self.rendezvous.moved(room=self.limiter is not None)
 
-    def _take_sample(
-        self, batch_size: int | None, where: Where | None, rank: int, world_size: int
-    ) -> Taken | None:
-        if not self.offers(batch_size, where):
-            return None
-        count = self._units(batch_size)
-        needed = self.transit_bytes(count)
-        self.transit.take(needed)
-        queued = None
-        if self.queue is not None:
-            queued = self.queue.take(count)
-            batch = self.buffer.storages[0].container.read_slots(queued.slots)
-        else:
-            with self.sampler.stream(rank, world_size):
-                batch = self._drawn(batch_size, where, count)
+    def read_lent(self, taken: Taken) -> Taken:
+        """Returns a batch of a queue that is lent with its columns."""
+        assert taken.queued is not None
+        columns = self.buffer.storages[0].container.read_slots(taken.queued.slots)
+        nbytes = sum(leaf.nbytes for leaf in iter_arrays(columns))
+        taken = replace(taken, sample=columns, nbytes=nbytes)
+        self._on_its_way(taken)
+        return taken
+
+    def _sampled(
+        self, batch_size: int | None, where: Where | None, count: int, rank: int, world_size: int
+    ) -> Taken:
+        with self.sampler.stream(rank, world_size):
+            batch = self._drawn(batch_size, where, count)
         columns, metadata = joined(batch)
         if isinstance(self.sampler, PrioritisedSampler):  # for who merges several servers'
             metadata["weight_scale"] = self.sampler.scale
-        nbytes = sum(leaf.nbytes for leaf in iter_arrays(columns))
-        size = columns["reward"].size
         taken = Taken(
-            size,
+            columns["reward"].size,
             metadata,
-            queued=queued,
             sample=columns,
-            nbytes=nbytes,
+            nbytes=sum(leaf.nbytes for leaf in iter_arrays(columns)),
             units=count,
-            reusable=queued is None and self.buffer.config.storage.unit == "transition",
+            reusable=self.buffer.config.storage.unit == "transition",
         )
-        weakref.finalize(taken, self._sent, needed).atexit = False
+        self._on_its_way(taken)
         return taken
+
+    def _on_its_way(self, taken: Taken) -> None:
+        """Counts the memory of a batch for as long as it is there."""
+        needed = self.transit_bytes(taken.units)
+        if self.transit.take(needed):  # there was room; but perhaps not for one of before a restart
+            weakref.finalize(taken, self._sent, needed).atexit = False
 
     def _drawn(self, batch_size: int | None, where: Where | None, count: int) -> Any:
         """Draws a sample, into memory that was used before if there is some."""
@@ -516,42 +555,20 @@ class BufferTable:
             lambda: self.take(batch_size, where), timeout_s, patience_s=patience_s
         )
 
-    def share_between(self, world_size: int) -> SharedRollouts | None:
-        """Returns what hands rollouts to so many learners; None for one, who gets them whole.
-
-        What another number of them has not used is given back. None too for what is no rollout.
-        """
-        if not isinstance(self.buffer, RolloutBuffer):
-            return None
-        shares = self._shares
-        if shares is not None and shares.world_size != world_size:
-            shares.dissolve()
-            shares = self._shares = None
-        if shares is None and world_size > 1:
-            shares = self._shares = SharedRollouts(self.buffer.rollouts, world_size)
-        return shares
-
     def release(self, taken: Taken) -> None:
         """Takes note that a learner has used a batch: it leaves the buffer."""
-        if taken.queued is not None and self.queue is not None:
-            self.queue.remove(taken.queued)
-            self.changed()
-        elif taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
-            if self._shares is None:
-                self.buffer.rollouts.release(taken.rollout)
-            elif not self._shares.release(taken.metadata.get("rank", 0), taken.rollout.index):
-                return  # others have not used theirs yet
-            self.changed()
-
-    def release_ready(self, index: int, rank: int = 0) -> None:
-        """Takes note that a rollout that was given back was used all the same."""
-        if not isinstance(self.buffer, RolloutBuffer):
+        if self.lending is None:
             return
-        if self._shares is not None:
-            released = self._shares.release(rank, index)
-        else:
-            released = self.buffer.rollouts.release_ready(index)
-        if released:
+        if self.journal is not None:
+            self.journal.used(taken.rank, taken.batch_id, returned=False)
+        self.lending.release(taken)
+        self.changed()
+
+    def release_returned(self, rank: int, batch_id: int) -> None:
+        """Takes note that a batch that was given back was used all the same."""
+        if self.lending is not None and self.lending.release_returned(rank, batch_id):
+            if self.journal is not None:
+                self.journal.used(rank, batch_id, returned=True)
             self.changed()
 
     def give_back(self, taken: Taken) -> None:
@@ -559,14 +576,18 @@ class BufferTable:
         self.sampled_total -= taken.transitions
         if self.limiter is not None:
             self.limiter.sampled -= taken.units
-        if taken.queued is not None and self.queue is not None:
-            self.queue.put_back(taken.queued)
-        elif taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
-            if self._shares is None:
-                self.buffer.rollouts.give_back(taken.rollout)
-            else:
-                self._shares.give_back(taken.metadata.get("rank", 0), taken.rollout.index)
+        if self.lending is not None:
+            if self.journal is not None:
+                self.journal.given_back(taken)
+            self.lending.give_back(taken)
         self.rendezvous.moved(ready=True)
+
+    def orphan(self) -> None:
+        """Takes note that the clients of before are gone: nobody acks what they have."""
+        self.producers.orphan()
+        if self.lending is not None:
+            for taken in reversed(tuple(self.lending.lent.values())):
+                self.give_back(taken)
 
     def update_priorities(self, indices: Any, priorities: Any, generations: Any) -> int:
         """Sets priorities of transitions; see `DataBuffer.update_priorities`."""
@@ -598,6 +619,7 @@ class BufferTable:
     def reset(self) -> None:
         """Makes the table as it was at first: nothing is stored, and nobody writes."""
         self.buffer.init()
+        self._set_lending()
         self.sampled_total = self._pushed = 0
         if self.limiter is not None:
             self.limiter.restore({"inserted": 0, "sampled": 0})

@@ -33,7 +33,8 @@ from rlightning.wire import Batch, ChunkJoiner, Limits, Reader, decode_batch
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30.0
-# Acks of the last batches are sent again after a cut, in which they may have been lost.
+# Acks of the last batches are sent again after a cut, in which they may have been lost: these, and
+# one for each batch that may have been on its way here then.
 _ACKS_KEPT = 8
 
 
@@ -51,8 +52,8 @@ class SampleClient:
     """Takes batches from a buffer server, one of them ahead.
 
     The rows of a rollout leave the server when its batch is acked, which asking for the next one
-    does. After a cut, what was not acked comes again; after a restart of the server, whatever it
-    has then. Belongs to one event loop.
+    does. After a cut, what was not acked comes again, and after a restart of a server that keeps
+    it, too; else whatever it has then. Belongs to one event loop.
 
     Args:
         address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
@@ -113,7 +114,7 @@ class SampleClient:
         self._joining = 0
         self._joiner: ChunkJoiner | None = None
         self._lent = 0
-        self._acks: deque[int] = deque(maxlen=_ACKS_KEPT)
+        self._acks: deque[int] = deque(maxlen=_ACKS_KEPT + prefetch)
         self._progress = asyncio.Event()
         self._failure: RemoteError | None = None
         self._complaint: RemoteError | None = None

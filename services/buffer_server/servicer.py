@@ -121,6 +121,7 @@ class BufferService:
         await asyncio.to_thread(self._store.open)
         await self._store.begin(on_full=self._disk_full, on_lost=self._disk_lost)
         self._insert.take_over()
+        self._sample.take_over()
         if any(table.producers for table in self._tables.values()):
             loop = asyncio.get_running_loop()
             self._absent = loop.call_later(self._lease_s, self._insert.close_absent)
@@ -137,6 +138,7 @@ class BufferService:
         """Returns once what is stored is as safe as promised; what waits for room comes again."""
         self._draining = True
         self._insert.leave()
+        self._sample.leave()
         await self._store.settled()
 
     async def close(self) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.integration.durability.crash import EVICTING, FAILPOINTS, POWER_FAILPOINTS, crash
+from tests.integration.durability.crash import (
+    EVICTING,
+    FAILPOINTS,
+    LEAVING_FAILPOINTS,
+    POWER_FAILPOINTS,
+    QUEUE,
+    ROLLOUTS,
+    crash,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -15,6 +23,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all is kept": {},
     "the oldest are overwritten": {"capacity": EVICTING},
     "power": {"durability": "power", "failpoints": {**FAILPOINTS, **POWER_FAILPOINTS}},
+    "a queue": {**QUEUE, "failpoints": LEAVING_FAILPOINTS},
+    "rollouts": {**ROLLOUTS, "failpoints": LEAVING_FAILPOINTS},
 }
 
 
