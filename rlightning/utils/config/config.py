@@ -21,6 +21,7 @@ from rlightning.utils.config.services import ServicesConfig, http_address
 VECTORISED_BACKENDS = frozenset(
     {
         "ale",
+        "envpool",
         "gymnasium",
         "isaac_manager_based",
         "isaac_marl",
