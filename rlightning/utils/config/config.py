@@ -21,6 +21,7 @@ from rlightning.utils.config.services import ServicesConfig, http_address
 VECTORISED_BACKENDS = frozenset(
     {
         "ale",
+        "envpool",
         "gymnasium",
         "isaac_manager_based",
         "isaac_marl",
@@ -91,6 +92,7 @@ class EnvConfig(Config):
         vectorization_mode: Who steps the sub-envs, in gymnasium's words: `sync` one after the
             other, `async` each in a process of its own, `vector_entry_point` a vector env that
             the task brings; `auto` the latter where it gives what single envs do, else `sync`.
+            `independent` are processes that do not wait for each other.
         driver: Who steps it at an env server: the `actor` loop there, or an `external` program
             through `EnvService.Step`.
         policy: Which policy acts in it at an env server: `default`, or one of `policy.named`.
@@ -117,7 +119,9 @@ class EnvConfig(Config):
     policy_setup: str = "widowx"
     seed: int | None = None
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
-    vectorization_mode: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
+    vectorization_mode: Literal["auto", "sync", "async", "independent", "vector_entry_point"] = (
+        "auto"
+    )
     driver: Literal["actor", "external"] = "actor"
     policy: str = DEFAULT_POLICY
     address: str | None = None
@@ -163,6 +167,15 @@ class EnvConfig(Config):
                 "Vectorized environments are only supported by backends "
                 f"{', '.join(sorted(VECTORISED_BACKENDS))}; '{self.backend}' needs num_envs 1, "
                 f"got {self.num_envs}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_independent(self) -> Self:
+        """Refuses rows that come when they are ready where a driver waits for all."""
+        if self.vectorization_mode == "independent" and self.driver == "external":
+            raise ValueError(
+                "vectorization_mode: with driver external, which steps all rows at once, take async"
             )
         return self
 
