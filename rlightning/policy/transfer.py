@@ -101,8 +101,8 @@ async def fetch_weights(
             while True:
                 wait_s = None
                 if flowing:
-                    received = header.total_bytes - left
-                    wait_s = transfer_timeout_s(received) - (time.monotonic() - began)
+                    allowed_s = transfer_timeout_s(header.total_bytes - left)
+                    wait_s = allowed_s - (time.monotonic() - began)
                 response = await _next_of(responses, wait_s, channel.address)
                 if response is None:
                     break
