@@ -14,6 +14,7 @@ from benchmarks import (
     codec,
     demo,
     durable,
+    hosted,
     latency_cost,
 )
 from benchmarks.harness import machine
@@ -27,6 +28,7 @@ SUITES = {
     "act": act.measure,
     "batching": batching.measure,
     "latency-cost": latency_cost.measure_cost,
+    "hosted": hosted.measure,
     "demo": demo.measure,
 }
 # Needs what developers do not: `make bench-peers` installs it.

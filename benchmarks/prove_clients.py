@@ -8,33 +8,25 @@ eight hosted envs one takes 50 ms a step. Exits 1 when a bound is missed.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.client_worker import Waiting
+from benchmarks.cluster import PATIENCE_S, servers
 from benchmarks.harness import Worker, machine
 from rlightning.env.remote_client import EnvClient
 from rlightning.env.remote_env import RemoteEnvClient
-from rlightning.testing import (
-    FaultProxy,
-    ServerProcess,
-    assert_eventually,
-    free_address,
-    wait_until,
-)
+from rlightning.testing import FaultProxy, assert_eventually, wait_until
 
 CLIENTS, PROCESSES = 32, 3
 CLIENT_S, FAST_S, SLOW_S = 0.05, 0.02, 0.05
@@ -43,38 +35,16 @@ WINDOW_S = 8.0
 # What is said of a slot: free when the lease has ended, which is looked for with each heartbeat.
 MOST_SLOT_S = LEASE_S + 2 * HEARTBEAT_S
 LEAST_RATE = 0.9
-PATIENCE_S = 120.0
 
 
-@contextmanager
-def servers(env: Sequence[Mapping[str, Any]], **section: Any) -> Iterator[str]:
-    """Runs the three servers; yields the address of the env server."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        addresses = {name: free_address() for name in ("policy", "buffer", "env")}
-        services: dict[str, Any] = {name: {"address": addresses[name]} for name in addresses}
-        services["env"] = section
-        config = {
-            "env": list(env),
-            "services": services,
-            "policy": {
-                "device": "cpu",
-                "initial_weights": "random",
-                "model_cfg": {"hidden": [8]},
-            },
-            "buffer": {"type": "ReplayBuffer", "capacity": 100_000, "auto_truncate_episode": True},
-        }
-        running = []
-        for name, address in addresses.items():
-            place = folder / name
-            place.mkdir()
-            (place / "config.yaml").write_text(json.dumps(config))
-            command = ["-m", f"rlightning.services.{name}_server"]
-            command += ["--config", str(place / "config.yaml"), "--listen", address]
-            running.append(stack.enter_context(ServerProcess(command, place)))
-        for server in running:
-            server.address(PATIENCE_S)
-        yield addresses["env"]
+def cluster(env: Sequence[Mapping[str, Any]], **section: Any) -> AbstractContextManager[str]:
+    """Runs the three servers; gives the address of the env server."""
+    config = {
+        "env": list(env),
+        "policy": {"device": "cpu", "initial_weights": "random", "model_cfg": {"hidden": [8]}},
+        "buffer": {"type": "ReplayBuffer", "capacity": 100_000, "auto_truncate_episode": True},
+    }
+    return servers(config, **section)
 
 
 def steps_of(workers: Sequence[Worker]) -> Counter[str]:
@@ -211,7 +181,7 @@ def straggler() -> list[tuple[str, float, str, bool]]:
     """Compares seven envs beside a slow one with the same beside a fast one."""
     found = {}
     for slow in (False, True):
-        with servers(hosted(slow)) as address:
+        with cluster(hosted(slow)) as address:
             found[slow] = asyncio.run(hosted_rates(address))
     ratios = [found[True][name] / found[False][name] for name in found[True] if "fast" in name]
     assert len(ratios) == 7, found
@@ -224,9 +194,9 @@ def straggler() -> list[tuple[str, float, str, bool]]:
 def main() -> int:
     """Prints a section of RESULTS.md."""
     rpc = {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S, "max_sessions": CLIENTS}
-    with servers([], min_clients=1, rpc=rpc) as address:
+    with cluster([], min_clients=1, rpc=rpc) as address:
         lines = crowd(address)
-    with servers([], min_clients=1, rpc=rpc) as address:
+    with cluster([], min_clients=1, rpc=rpc) as address:
         lines.append(asyncio.run(half_open(address)))
     lines += straggler()
     print(
