@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlightning.latency.clock import Array
 from rlightning.latency.histogram import SETTLING, SlidingHistogram, sort_columns
+from rlightning.latency.ways import Array
 
 
 class Durations(NamedTuple):
