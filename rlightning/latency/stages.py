@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlightning.latency.clock import Array, OneWay, one_message, one_way
 from rlightning.latency.stats import Durations, StampKind
+from rlightning.latency.ways import Array, OneWay, one_message, one_way
 
 STAGES = {
     "encode": "from an observation's turn to be asked about until its request is encoded",

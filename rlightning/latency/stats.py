@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlightning.latency.clock import Array
 from rlightning.latency.histogram import SETTLING, SlidingHistogram, sort_columns
+from rlightning.latency.ways import Array
 
 
 class Durations(NamedTuple):
@@ -120,7 +120,8 @@ class _Gathered:
         if now_ns >= self._slot_end_ns or len(self._new) >= self._MOST:
             with SETTLING:
                 self.sort_in(now_ns * 1e-9)
-        self._new.append(self._pack(*stamps))
+        packed = self._pack(*stamps)
+        self._new.append(packed)  # by itself, so that a reader cannot take the list in between
 
     def sort_in(self, now: float) -> None:
         """Moves what there is into the histograms; call while `SETTLING` is held."""

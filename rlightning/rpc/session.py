@@ -125,7 +125,7 @@ async def run_session(
         registry: The sessions of the method.
         handler: What the service does with them.
     """
-    stream = Stream(context, handler)
+    stream = Stream(context, handler, registry.messages)
     registry.add(stream)
     error: Exception | None = None
     conversation = _Conversation(stream, registry)
@@ -229,6 +229,7 @@ class _Conversation:
         if data is EOF:
             return None
         self._stream.heard_ns = time.monotonic_ns()
+        self._stream.messages.received += 1
         if len(data) > self._cap:
             raise ResourceExhaustedError(
                 status.too_large(

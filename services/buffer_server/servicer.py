@@ -23,6 +23,7 @@ from rlightning.errors import (
     ResourceExhaustedError,
 )
 from rlightning.latency import LatencyStats
+from rlightning.latency.histogram import EDGES_S
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
 from rlightning.rpc.health import Health
@@ -260,11 +261,17 @@ class BufferService:
             size, name = table.buffer.size(), table.name
             metrics.gauge("buffer_items", "Transitions or episodes stored.", size, table=name)
             metrics.gauge("buffer_capacity", "Transitions that fit.", table.capacity, table=name)
+            storages = table.buffer.storages.values()
+            nbytes = sum(storage.nbytes for storage in storages)
+            metrics.gauge("buffer_bytes", "Memory for its transitions.", nbytes, table=name)
             for total, text, value in (
                 ("rows_total", "Transitions completed.", table.buffer.counters.completed),
                 ("sampled_total", "Transitions handed to learners.", table.sampled_total),
             ):
                 metrics.counter(f"buffer_{total}", text, value, table=name)
+        if (writes := self._store.journal_writes) is not None:
+            text = "How long writing the journal took, syncing included."
+            metrics.histogram("journal_write_seconds", text, EDGES_S, writes.classic())
         waiting = self._insert.waiting
         metrics.gauge("queue_depth", "What waits, by queue.", waiting, queue="inserts")
         counts = self._insert.counts

@@ -405,6 +405,11 @@ class Storage:
         """Returns the groups whose columns exist."""
         return self._groups.values()
 
+    @property
+    def nbytes(self) -> int:
+        """Memory for what is stored, and for what may come of open episodes, in bytes."""
+        return self.container.nbytes + sum(group.nbytes for group in self._alive())
+
     def _storage_bytes(self, row_bytes: int, observation: Layout | None) -> int:
         """Returns what the columns take once they hold transitions of so many bytes."""
         container = self.container
