@@ -21,6 +21,7 @@ from rlightning.buffer.utils.fitting import (
     outputs,
     stored_leaf,
     window,
+    with_next_observations,
     with_policy_action,
     with_policy_layout,
 )
@@ -215,8 +216,17 @@ class DataContainer:
         layouts: Mapping[str, Layout],
         columns: Mapping[str, list[Array]],
         lengths: Slots | None = None,
+        apart: npt.NDArray[np.bool_] | None = None,
     ) -> Slots:
-        """Appends transitions that are in the order of their layouts' leaves; see `push`."""
+        """Appends transitions that are in the order of their layouts' leaves; see `push`.
+
+        Args:
+            layouts: What the columns look like, by name.
+            columns: The arrays of the leaves.
+            lengths: As of `push`.
+            apart: Which of them, [n], have a next observation that is not the observation of the
+                next of them: only these are in its column. None: all are.
+        """
         count = len(next(iter(columns.values()))[0])
         if count == 0:
             return _NO_SLOTS
@@ -226,14 +236,18 @@ class DataContainer:
             )
         self._check(layouts)
         columns = with_policy_action(columns, self._layouts)
+        if apart is not None and (self._observations is None or count > self.capacity):
+            columns, apart = with_next_observations(columns, apart), None
         if lengths is not None:
             lengths = lengths[lengths > 0]
         ends = ends_of(columns, count, lengths)
         if self.unit == "transition":
             place = self._place(count)
-            self._write(place, columns, count, ends)
+            self._write(place, columns, count, ends, apart)
             self.pushed_total += count
             return place.slots
+        if apart is not None:
+            columns = with_next_observations(columns, apart)
         written = [_NO_SLOTS]
         for place in self._episode_places(count, np.array([count]) if lengths is None else lengths):
             self._write(place, columns, count, ends)
@@ -325,6 +339,7 @@ class DataContainer:
         columns: Mapping[str, list[Array]],
         count: int,
         ends: npt.NDArray[np.bool_] | None,
+        own: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         slots, where, rows, breaks = place
         if self._has_text:
@@ -352,7 +367,7 @@ class DataContainer:
             # Episodes are dropped whole, transitions one by one.
             apart = ends if self.unit == "episode" else breaks
             pair = (columns["observation"], columns["next_observation"])
-            self._observations.write(place, *pair, apart)
+            self._observations.write(place, *pair, apart, own)
         self.changes += 1
         self.data_use_counter[where] = 0
         self._follows[where] = True if ends is None else ~ends

@@ -120,14 +120,19 @@ class Layout:
     """The leaves of one nested value, and the containers around them.
 
     Dicts stay dicts; tuples and lists become tuples.
+
+    Attributes:
+        leaves: The leaves in their order.
+        nbytes: Size in bytes of one value.
     """
 
-    __slots__ = ("_path", "_single", "_tree", "leaves")
+    __slots__ = ("_path", "_single", "_tree", "leaves", "nbytes")
 
     def __init__(self, tree: Tree, path: str) -> None:
         self._tree = tree
         self._path = path
         self.leaves: tuple[Leaf, ...] = tuple(_walk(tree))
+        self.nbytes = sum(leaf.nbytes for leaf in self.leaves)
         self._single = tree if isinstance(tree, Leaf) else None
 
     @staticmethod
@@ -192,11 +197,6 @@ class Layout:
     def path(self) -> str:
         """Name of the value, such as `observation`."""
         return self._path
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes of one value."""
-        return sum(leaf.nbytes for leaf in self.leaves)
 
     def allocate(self, lead: tuple[int, ...]) -> list[Array]:
         """Returns zeroed arrays of shape [*lead, *leaf.shape], one per leaf."""

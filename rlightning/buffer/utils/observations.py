@@ -176,6 +176,7 @@ class Observations:
         observation: Sequence[Array],
         following: Sequence[Array],
         apart: Mask | None,
+        own: Mask | None = None,
     ) -> None:
         """Writes rows; `forget` was called for what the slots held.
 
@@ -185,18 +186,17 @@ class Observations:
             following: Next observations, likewise.
             apart: Which rows do not have the next one in the next slot for as long as they stay,
                 [n]; None: the last.
+            own: Which rows have a next observation that is not the observation of the next row,
+                [n], the last among them: `following` has these only. None: it has all.
         """
-        for leaf, now in enumerate(observation):
-            same = _same(following[leaf][:-1], now[1:])
-            if same is not None:
-                apart = last_of(len(now)) if apart is None else apart.copy()
-                apart[:-1] |= ~same
-        if apart is None:
+        if own is not None:
+            apart = own if apart is None else apart | own
+            self._put_nexts(place, apart, _nexts_of(apart, observation, following, own))
+        elif (found := _apart(observation, following, apart)) is None:
             self._next[place.last] = self._nexts.put_one([after[-1] for after in following])
         else:
-            rows = apart.nonzero()[0]
-            numbers = self._nexts.put([after.take(rows, axis=0) for after in following])
-            self._next.put(place.slots.take(rows), numbers)
+            rows = found.nonzero()[0]
+            self._put_nexts(place, found, [after.take(rows, axis=0) for after in following])
         before_write(self._ring, place.where)
         if not self._stacks:
             for leaf, now in enumerate(observation):
@@ -206,6 +206,9 @@ class Observations:
         for i, (mine, now) in enumerate(zip(self._ring, observation, strict=True)):
             mine[place.where] = now.take(-1, axis=stacked[i].axis + 1) if i in stacked else now
         self._write_depths(place.slots, place.breaks, observation)
+
+    def _put_nexts(self, place: Place, apart: Mask, nexts: Sequence[Array]) -> None:
+        self._next.put(place.slots[apart], self._nexts.put(nexts))
 
     def _write_depths(
         self, slots: Slots, breaks: Mask | None, observation: Sequence[Array]
@@ -359,6 +362,31 @@ def _stacks(layout: Layout, frame_stack: Mapping[str, int]) -> list[_Stack]:
             )
         stacks.append(_Stack(index, axis % len(shape), shape[axis]))
     return stacks
+
+
+def _apart(
+    observation: Sequence[Array], following: Sequence[Array], apart: Mask | None
+) -> Mask | None:
+    """Tells of which rows the next observation is not that of the next row; None: of the last."""
+    for leaf, now in enumerate(observation):
+        same = _same(following[leaf][:-1], now[1:])
+        if same is not None:
+            apart = last_of(len(now)) if apart is None else apart.copy()
+            apart[:-1] |= ~same
+    return apart
+
+
+def _nexts_of(
+    apart: Mask, observation: Sequence[Array], following: Sequence[Array], own: Mask
+) -> Sequence[Array]:
+    """Returns the next observations of rows, of which some are those of the row after them."""
+    rows = apart.nonzero()[0]
+    if len(rows) == len(following[0]):
+        return following
+    nexts = [now.take(rows + 1, axis=0, mode="clip") for now in observation]
+    for mine, some in zip(nexts, following, strict=True):
+        mine[own[rows]] = some
+    return nexts
 
 
 def last_of(count: int) -> Mask:
