@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 def resolved(data: Any) -> Any:
     """Returns the result of a future, and anything else as it is."""
     kind = type(data)
+    if kind is dict:  # as mostly, and quicker to see
+        return data
     if callable(getattr(kind, "result", None)) and callable(getattr(kind, "done", None)):
         return data.result()
     return data

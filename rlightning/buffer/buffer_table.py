@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rlightning.buffer.arguments import check_table
 from rlightning.buffer.base_buffer import DataBuffer
-from rlightning.buffer.batch_memory import BatchMemory
+from rlightning.buffer.batch_memory import LEAST_BYTES, BatchMemory
 from rlightning.buffer.builder import build_data_buffer
 from rlightning.buffer.episodes import EpisodeGroup
 from rlightning.buffer.lending import Lending, QueueLending, RolloutLending
@@ -23,7 +23,6 @@ from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.buffer.sampler import AllDataSampler, PrioritisedSampler, Sampler
 from rlightning.buffer.take_once import TakeOnce
 from rlightning.buffer.taken import Taken
-from rlightning.buffer.utils.layout import iter_arrays
 from rlightning.buffer.utils.storage import Prepared
 from rlightning.buffer.where import Where
 from rlightning.errors import (
@@ -443,10 +442,7 @@ class BufferTable:
         """Returns a batch of a queue that is lent with its columns."""
         assert taken.queued is not None
         columns = self.buffer.storages[0].container.read_slots(taken.queued.slots)
-        nbytes = sum(leaf.nbytes for leaf in iter_arrays(columns))
-        taken = replace(taken, sample=columns, nbytes=nbytes)
-        self._on_its_way(taken)
-        return taken
+        return self._on_its_way(replace(taken, sample=columns))
 
     def _sampled(
         self, batch_size: int | None, where: Where | None, count: int, rank: int, world_size: int
@@ -456,22 +452,20 @@ class BufferTable:
         columns, metadata = joined(batch)
         if isinstance(self.sampler, PrioritisedSampler):  # for who merges several servers'
             metadata["weight_scale"] = self.sampler.scale
-        taken = Taken(
-            columns["reward"].size,
-            metadata,
-            sample=columns,
-            nbytes=sum(leaf.nbytes for leaf in iter_arrays(columns)),
-            units=count,
-            reusable=self.buffer.config.storage.unit == "transition",
+        return self._on_its_way(
+            Taken(columns["reward"].size, metadata, sample=columns, units=count)
         )
-        self._on_its_way(taken)
-        return taken
 
-    def _on_its_way(self, taken: Taken) -> None:
-        """Counts the memory of a batch for as long as it is there."""
+    def _on_its_way(self, taken: Taken) -> Taken:
+        """Returns a batch whose memory is counted for as long as it is there."""
         needed = self.transit_bytes(taken.units)
+        transitions = self.buffer.config.storage.unit == "transition" and not taken.leaves
+        taken = replace(
+            taken, nbytes=needed // 2, reusable=transitions and needed // 2 >= LEAST_BYTES
+        )
         if self.transit.take(needed):  # there was room; but perhaps not for one of before a restart
             weakref.finalize(taken, self._sent, needed).atexit = False
+        return taken
 
     def _drawn(self, batch_size: int | None, where: Where | None, count: int) -> Any:
         """Draws a sample, into memory that was used before if there is some."""
@@ -486,7 +480,7 @@ class BufferTable:
     def copied(self, taken: Taken) -> None:
         """Takes note that the columns of a batch were copied: a sample's are written anew."""
         if taken.reusable:
-            self._memory.give_back(len(taken.sample["reward"]), dict(taken.sample))
+            self._memory.give_back(len(taken.sample["reward"]), dict(taken.sample), taken.nbytes)
             taken.sample.clear()
 
     def _units(self, batch_size: int | None) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from typing_extensions import Self
 
 from rlightning.buffer.insert_client import SERVICE
+from rlightning.buffer.parts import read_batch
 from rlightning.buffer.where import Where
 from rlightning.errors import (
     DeadlineExceededError,
@@ -28,7 +29,7 @@ from rlightning.rpc.status import from_error_status
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.utils.waiting import wait_within
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, ChunkJoiner, Limits, Reader, decode_batch
+from rlightning.wire import Batch, ChunkJoiner, Reader
 
 logger = logging.getLogger(__name__)
 
@@ -363,7 +364,7 @@ class SampleClient:
         if whole is None:
             return
         self._joiner = None
-        batch = decode_batch(whole, Limits(max_bytes=self._max_batch_bytes))
+        batch = read_batch(whole, self._max_batch_bytes)
         size = self._asked.popleft() if self._asked else 0
         self._fetched.append(_Fetched(0 if chunk.stays else batch.batch_id, batch, size))
         self._complaint = None

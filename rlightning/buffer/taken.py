@@ -22,7 +22,7 @@ class Taken:
             last.
         queued: The transitions of a queue that it is made of; None if there is none.
         sample: The columns of what is no rollout.
-        nbytes: Size of the columns in bytes.
+        nbytes: Size of the columns in bytes; of what is no rollout, at most.
         units: Transitions or episodes that were drawn.
         parts: Batches of several tables that it was made of.
         reusable: Whether the arrays of `sample` may be written anew once they were copied.

@@ -13,6 +13,7 @@ from typing import Any
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.feeds import Feed, MixedFeed, TableFeed
+from rlightning.buffer.parts import pieces_of
 from rlightning.buffer.rendezvous import BLOCKED
 from rlightning.buffer.taken import Taken
 from rlightning.buffer.where import Where
@@ -28,7 +29,7 @@ from rlightning.rpc.status import to_error_status
 from rlightning.types import ActionSource
 from rlightning.utils.failpoints import failpoint
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Reader, batch_pieces
+from rlightning.wire import Batch, Reader
 
 from .chunks import sample_responses
 from .tables import Tables
@@ -393,7 +394,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
 
 def _encode(batch_id: int, taken: Taken) -> list[Any]:
-    return batch_pieces(Batch(batch_id, taken.columns(), dict(taken.metadata)))
+    return pieces_of(Batch(batch_id, taken.columns(), dict(taken.metadata)))
 
 
 def _report(task: asyncio.Task[None], session: Session) -> None:

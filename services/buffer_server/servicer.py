@@ -11,7 +11,7 @@ import numpy as np
 
 from rlightning.buffer.durable.space import check_space
 from rlightning.buffer.durable.store import DurableStore
-from rlightning.buffer.parts import joined
+from rlightning.buffer.parts import joined, pieces_of
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.remote_buffer import SERVICE
 from rlightning.errors import (
@@ -32,7 +32,7 @@ from rlightning.rpc.protocol import LIBRARY_VERSION, arrival_of, stamp
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Limits, Reader, Writer, batch_pieces, fill_value
+from rlightning.wire import Batch, Limits, Reader, Writer, fill_value
 
 from .chunks import get_responses
 from .discards import Discards
@@ -180,7 +180,7 @@ class BufferService:
                 found = buffer.get(wanted)
             columns, metadata = joined(found)
             batch = Batch(0, columns, {**metadata, "size": size})
-            pieces = await asyncio.to_thread(batch_pieces, batch)
+            pieces = await asyncio.to_thread(pieces_of, batch)
             for response in get_responses(pieces):
                 yield response
         except IndexError as error:

@@ -200,7 +200,8 @@ def _load_pool(pool: Pool, state: State) -> None:
 
 def _dump_episodes(group: EpisodeGroup) -> State:
     steps = group.highest + 1 if group.rows else 0
-    return {**dump_group(group, steps), "last": group._last.copy()}
+    apart = group._apart[:steps].copy()
+    return {**dump_group(group, steps), "last": group._last.copy(), "apart": apart}
 
 
 def _load_episodes(storage: Storage, state: State) -> Group:
@@ -208,6 +209,11 @@ def _load_episodes(storage: Storage, state: State) -> Group:
     assert isinstance(group, EpisodeGroup)
     load_group(group, state)
     group._last[...] = state["last"]
+    group._apart = np.zeros((group._length, group.rows), np.bool_)
+    if "apart" in state:
+        group._apart[: len(state["apart"])] = state["apart"]
+    else:  # an older version wrote all of the next observations
+        group._apart[:] = True
     return group
 
 

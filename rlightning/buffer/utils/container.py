@@ -21,6 +21,7 @@ from rlightning.buffer.utils.fitting import (
     outputs,
     stored_leaf,
     window,
+    with_next_observations,
     with_policy_action,
     with_policy_layout,
 )
@@ -178,15 +179,12 @@ class DataContainer:
 
     # Writing.
 
-    def push(self, data: Any, lengths: Sequence[int] | None = None) -> Slots:
+    def push(self, data: Any, lengths: Sequence[int] | None = None) -> None:
         """Appends transitions of one episode; copies them.
 
         Args:
             data: Values by name, each leaf [n, ...] with one n; or a list of such, pushed in order.
             lengths: Number of transitions of each of several episodes, one after the other.
-
-        Returns:
-            The slots of those that are kept.
 
         Raises:
             InvalidRowError: They differ in length, or do not fit what is stored already.
@@ -194,7 +192,9 @@ class DataContainer:
             TypeError: `data` is something else.
         """
         if isinstance(data, (list, tuple)):
-            return np.concatenate([_NO_SLOTS, *(self.push(part) for part in data)])
+            for part in data:
+                self.push(part)
+            return
         data = as_columns(data)
         lead = (count_of(data),)
         if data.keys() == self._layouts.keys():
@@ -205,41 +205,51 @@ class DataContainer:
             except InvalidRowError:
                 pass  # said below, or the schema is another now
             else:
-                return self.push_flat(self._layouts, flat, as_lengths(lengths))
+                self.push_flat(self._layouts, flat, as_lengths(lengths))
+                return
         layouts = {name: Layout.of_value(value, name, lead=1) for name, value in data.items()}
         flat = {name: layout.flatten(data[name], lead) for name, layout in layouts.items()}
-        return self.push_flat(layouts, flat, as_lengths(lengths))
+        self.push_flat(layouts, flat, as_lengths(lengths))
 
     def push_flat(
         self,
         layouts: Mapping[str, Layout],
         columns: Mapping[str, list[Array]],
         lengths: Slots | None = None,
-    ) -> Slots:
-        """Appends transitions that are in the order of their layouts' leaves; see `push`."""
+        apart: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Appends transitions that are in the order of their layouts' leaves; see `push`.
+
+        Args:
+            layouts: What the columns look like, by name.
+            columns: The arrays of the leaves.
+            lengths: As of `push`.
+            apart: Which of them, [n], have a next observation that is not the observation of the
+                next of them: only these are in its column. None: all are.
+        """
         count = len(next(iter(columns.values()))[0])
         if count == 0:
-            return _NO_SLOTS
+            return
         if self.mode == "fixed" and self._used + count > self.capacity:
             raise StorageFullError(
                 f"{count} transitions for a storage that holds {self._used} of {self.capacity}"
             )
         self._check(layouts)
         columns = with_policy_action(columns, self._layouts)
+        if apart is not None and (self._observations is None or count > self.capacity):
+            columns, apart = with_next_observations(columns, apart), None
         if lengths is not None:
             lengths = lengths[lengths > 0]
         ends = ends_of(columns, count, lengths)
         if self.unit == "transition":
-            place = self._place(count)
-            self._write(place, columns, count, ends)
-            self.pushed_total += count
-            return place.slots
-        written = [_NO_SLOTS]
-        for place in self._episode_places(count, np.array([count]) if lengths is None else lengths):
-            self._write(place, columns, count, ends)
-            written.append(place.slots)
+            self._write(self._place(count), columns, count, ends, apart)
+        else:
+            if apart is not None:
+                columns = with_next_observations(columns, apart)
+            parts = np.array([count]) if lengths is None else lengths
+            for place in self._episode_places(count, parts):
+                self._write(place, columns, count, ends)
         self.pushed_total += count
-        return np.concatenate(written)
 
     def _place(self, count: int) -> Place:
         """Returns where new transitions go, having emptied the place."""
@@ -260,10 +270,11 @@ class DataContainer:
         if over <= 0 and not self._holes:
             pass  # the slots were never used, or are empty since
         elif self._holes or over < kept:
-            held = place.slots[self.data_use_counter[place.slots] >= 0]
-            self._vacate(held, held)
+            held = place.slots[self.data_use_counter[place.where] >= 0]
+            if len(held):
+                self._vacate(held)
         else:
-            self._vacate(place.slots, place.where)
+            self._vacate(place.where)
         self._used = self.capacity if over > 0 else self._used + kept
         return place
 
@@ -302,17 +313,17 @@ class DataContainer:
     def _drop_episodes(self, start: int, stop: int) -> None:
         self._release(self.episode_registry.drop_overlapping(start, stop))
 
-    def _vacate(self, slots: Slots, where: slice | Slots) -> None:
-        """Lets slots that hold rows be written anew; `where` is the same, as of `Place`."""
-        if self._observations is not None and len(slots):
-            self._observations.forget(slots, where, self.data_use_counter)
+    def _vacate(self, where: slice | Slots) -> None:
+        """Lets slots that hold rows be written anew, at least one; they are given as of `Place`."""
+        if self._observations is not None:
+            self._observations.forget(where, self.data_use_counter)
         self._follows[where.start - 1 if type(where) is slice else where - 1] = False
 
     def _release(self, slots: Slots) -> None:
         """Empties slots that hold rows."""
         if not len(slots):
             return
-        self._vacate(slots, slots)
+        self._vacate(slots)
         self.changes += 1
         self.data_use_counter[slots] = -1
         self._follows[slots] = False
@@ -325,18 +336,20 @@ class DataContainer:
         columns: Mapping[str, list[Array]],
         count: int,
         ends: npt.NDArray[np.bool_] | None,
+        own: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        slots, where, rows, breaks = place
+        where, rows, breaks = place
         if self._has_text:
             columns = {
                 name: [self._texts.put(new) if new.dtype.kind == "O" else new for new in leaves]
                 for name, leaves in columns.items()
             }
-        if len(slots) < count:
+        kept = rows.stop - rows.start
+        if kept < count:
             ends = None if ends is None else ends[rows]
             columns = {name: [leaf[rows] for leaf in leaves] for name, leaves in columns.items()}
         first = self.pushed_total + rows.start
-        self.generation[where] = np.arange(first, first + len(slots))
+        self.generation[where] = np.arange(first, first + kept)
         for name, mine in self._arrays.items():
             before_write(mine, where)
             if len(mine) == 1:
@@ -352,7 +365,7 @@ class DataContainer:
             # Episodes are dropped whole, transitions one by one.
             apart = ends if self.unit == "episode" else breaks
             pair = (columns["observation"], columns["next_observation"])
-            self._observations.write(place, *pair, apart)
+            self._observations.write(place, *pair, apart, own)
         self.changes += 1
         self.data_use_counter[where] = 0
         self._follows[where] = True if ends is None else ~ends
@@ -363,7 +376,7 @@ class DataContainer:
         if self._has_text and self._texts.sweep_is_due:
             self._texts.sweep(self._text_ids())
         if self.watcher is not None:
-            self.watcher.wrote(slots)
+            self.watcher.wrote(place.slots)
 
     def _check(self, layouts: Mapping[str, Layout]) -> None:
         """Makes the columns fit what comes, or refuses it."""
