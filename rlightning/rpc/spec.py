@@ -75,11 +75,12 @@ def needed_bytes(meta: EnvMeta, rpc: RpcConfig) -> int:
     return session_cap(spec, boundless)
 
 
-def shared_bytes(meta: EnvMeta, rpc: RpcConfig) -> int:
+def shared_bytes(meta: EnvMeta, rpc: RpcConfig, *, window_bytes: int = 0) -> int:
     """Returns how much shared memory a session of an env has a use for, in bytes.
 
-    There is room for the largest message, or two with one observation per row. 0 if no tensor of
-    the spaces is large enough to lie there, or nothing says how large they are.
+    There is room for the largest message (or two with one observation per row) beside
+    `window_bytes` of others. 0 if no tensor of the spaces is large enough to lie there, or nothing
+    says how large they are.
     """
     if meta.observation_space is None:
         return 0
@@ -87,7 +88,9 @@ def shared_bytes(meta: EnvMeta, rpc: RpcConfig) -> int:
         largest = needed_bytes(meta, rpc) - rpc.info_budget_bytes
     except InvalidRequestError:  # as the server will say
         return 0
-    return min(largest + _SLACK_BYTES, rpc.shared_memory_bytes) if largest >= MIN_BYTES else 0
+    if largest < MIN_BYTES:
+        return 0
+    return min(window_bytes + largest + _SLACK_BYTES, rpc.shared_memory_bytes)
 
 
 def space_bytes(space: space_pb2.Space, path: str = "space") -> int:
