@@ -36,6 +36,7 @@ from rlightning.rpc.protocol import (
 )
 from rlightning.types import EnvMeta
 from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Welcome
+from rlightning.v1.session_pb2 import SharedMemory as Offer
 from rlightning.wire import Limits, Reader, Writer, fill_env_meta
 from rlightning.wire.shared import SharedMemory
 
@@ -323,10 +324,10 @@ class SessionClient(Generic[RequestT, ResponseT]):
         # Of the last stream the server may still be reading: each has memory of its own.
         memory = self._offered_memory()
         try:
-            reader = await self._greet(stream, memory)
+            reader = await self._greet(stream, None if memory is None else memory.offer)
             welcome = welcome_of(reader.message)
-            if memory is not None:
-                self._share(memory, agreed=welcome.shared_memory)
+            if welcome.shared_memory:
+                self.memory = memory
             self._accept(stream, welcome)
             await self._hold(stream, reader)
         finally:
@@ -335,7 +336,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
             self._stream = None
             self.memory = None
             if memory is not None:
-                memory.close()
+                memory.withdraw()
+                memory = None  # a traceback may keep this frame
             stream.close()
             stream.ready.set()  # who waits in `send` learns there that the stream is over
 
@@ -355,17 +357,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
             logger.info("%s: no shared memory: %s", self._method, error)
             return None
 
-    def _share(self, memory: SharedMemory, *, agreed: bool) -> None:
-        try:
-            if agreed:
-                memory.allocate()
-                self.memory = memory
-        except OSError as error:
-            logger.info("%s: no shared memory: %s", self._method, error)
-        finally:
-            memory.withdraw()
-
-    async def _greet(self, stream: ClientStream, memory: SharedMemory | None) -> Reader[ResponseT]:
+    async def _greet(self, stream: ClientStream, offer: Offer | None) -> Reader[ResponseT]:
         request = self._request_type()
         if self._prepare_hello is not None:
             self._prepare_hello(request)
@@ -375,8 +367,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         hello.client_id = self.client_id
         hello.resume_token = self._token
         hello.boot_id = boot_id()
-        if memory is not None:
-            hello.shared_memory.CopyFrom(memory.offer)
+        if offer is not None:
+            hello.shared_memory.CopyFrom(offer)
         writer = Writer()
         if self._spec is not None:
             fill_env_meta(hello.spec, self._spec, writer)

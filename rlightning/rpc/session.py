@@ -138,8 +138,8 @@ async def run_session(
     except Exception as raised:
         error = raised
     finally:
-        await registry.remove(stream, error)
         conversation.close()
+        await registry.remove(stream, error)
     if error is None:
         return
     if stream.stuck:

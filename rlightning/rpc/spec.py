@@ -75,11 +75,13 @@ def needed_bytes(meta: EnvMeta, rpc: RpcConfig) -> int:
     return session_cap(spec, boundless)
 
 
-def shared_bytes(meta: EnvMeta, rpc: RpcConfig) -> int:
+def shared_bytes(meta: EnvMeta, rpc: RpcConfig, *, window_bytes: int = 0) -> int:
     """Returns how much shared memory a session of an env has a use for, in bytes.
 
-    There is room for the largest message, or two with one observation per row. 0 if no tensor of
-    the spaces is large enough to lie there, or nothing says how large they are.
+    There is room for the largest message (or two with one observation per row) beside
+    `window_bytes` of others, within `shared_memory_bytes`, and for no more than one message may
+    have. 0 if no tensor of the spaces is large enough to lie there, or nothing says how large they
+    are.
     """
     if meta.observation_space is None:
         return 0
@@ -87,7 +89,9 @@ def shared_bytes(meta: EnvMeta, rpc: RpcConfig) -> int:
         largest = needed_bytes(meta, rpc) - rpc.info_budget_bytes
     except InvalidRequestError:  # as the server will say
         return 0
-    return min(largest + _SLACK_BYTES, rpc.shared_memory_bytes) if largest >= MIN_BYTES else 0
+    wanted = window_bytes + largest + _SLACK_BYTES
+    room = min(wanted, rpc.shared_memory_bytes, rpc.max_message_bytes)
+    return room if min(largest // 2, room) >= MIN_BYTES else 0
 
 
 def space_bytes(space: space_pb2.Space, path: str = "space") -> int:

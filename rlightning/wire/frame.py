@@ -189,12 +189,13 @@ class Reader(_Budget, Generic[_MessageT]):
         message: The decoded message. Tensors in it must be read with `read_tensor` and this reader.
         ranges: (offset, length) of the tensors that protobuf did not copy.
         shared_bytes: Size of the tensors that were read from `memory` so far.
+        copies_shared: Whether arrays in it are copies; set before they are read.
 
     Raises:
         CodecError: The message is too large, or the bytes are no such message.
     """
 
-    __slots__ = ("_data", "_memory", "message", "ranges", "shared_bytes")
+    __slots__ = ("_data", "_memory", "copies_shared", "message", "ranges", "shared_bytes")
 
     def __init__(
         self,
@@ -208,6 +209,7 @@ class Reader(_Budget, Generic[_MessageT]):
         super().__init__(limits)
         self._memory = memory
         self.shared_bytes = 0
+        self.copies_shared = False
         size = len(data)
         if size > limits.max_bytes:
             raise CodecError(f"a message of {size} bytes; at most {limits.max_bytes} are allowed")
@@ -261,7 +263,7 @@ class Reader(_Budget, Generic[_MessageT]):
     def shared_view(
         self, dtype: np.dtype[Any], shape: Sequence[int], offset: int, nbytes: int
     ) -> npt.NDArray[Any]:
-        """Returns a read-only array over shared memory.
+        """Returns a read-only array over shared memory, or a copy.
 
         Raises:
             CodecError: None is shared, it ends before the array does, or the arrays of this message
@@ -277,6 +279,8 @@ class Reader(_Budget, Generic[_MessageT]):
         self.take_bytes(nbytes)
         self.shared_bytes += nbytes
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, offset)
+        if self.copies_shared:
+            array = array.copy()
         array.flags.writeable = False
         return array
 

@@ -34,7 +34,8 @@ _LINE = 64
 class SharedMemory:
     """Memory in which one process leaves tensors for another one to read.
 
-    What is put there after `begin(key)` keeps its place until `free(key)`. For one thread.
+    What is put there after `begin(key)` keeps its place until `free(key)`. Pages are taken from the
+    system as they are needed, and given back when both ends have dropped it. For one thread.
 
     Args:
         nbytes: Its size in bytes, at least 64, which it keeps for itself.
@@ -53,7 +54,7 @@ class SharedMemory:
         try:
             os.ftruncate(self._fd, nbytes)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            self._memory = mmap.mmap(self._fd, nbytes)
+            self._memory = memoryview(mmap.mmap(self._fd, nbytes))
         except BaseException:
             os.close(self._fd)
             raise
@@ -63,30 +64,16 @@ class SharedMemory:
             pid=os.getpid(), fd=self._fd, size_bytes=nbytes, nonce=nonce
         )
         self._min_bytes = min_bytes
+        self._allocated = _LINE
         self._free = [(_LINE, nbytes - _LINE)]  # (offset, length), ascending; no two adjoin
         self._held: dict[int, list[tuple[int, int]]] = {}
         self._key = 0
 
-    def allocate(self) -> None:
-        """Takes all of the memory from the system: missing later, it would end who touches it.
-
-        Call before `withdraw`.
-
-        Raises:
-            OSError: There is not so much.
-        """
-        os.posix_fallocate(self._fd, 0, len(self._memory))
-
     def withdraw(self) -> None:
-        """Lets nobody open it any more; who has keeps it. Safe to repeat."""
+        """Lets nobody open it any more, nor more be put there than before. Safe to repeat."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def close(self) -> None:
-        """Gives it back, as far as this process is concerned; nothing can be put any more."""
-        self.withdraw()
-        self._memory.close()
 
     def begin(self, key: int) -> None:
         """Lets what is put from now on belong to a key."""
@@ -114,10 +101,32 @@ class SharedMemory:
         """Takes the first place that is large enough: the lowest pages are in the cache."""
         for index, (offset, room) in enumerate(self._free):
             if room >= length:
+                if not self._allocate(offset + length):
+                    return None
                 left = [(offset + length, room - length)] if room > length else []
                 self._free[index : index + 1] = left
                 return offset
         return None
+
+    def _allocate(self, end: int) -> bool:
+        """Takes memory from the system; missing later, it would end whoever touches it."""
+        if end > self._allocated:
+            if self._fd < 0:
+                return False
+            try:
+                os.posix_fallocate(self._fd, self._allocated, end - self._allocated)
+            except OSError:
+                return False
+            self._allocated = end
+        return True
+
+    def held_bytes(self, key: int) -> int:
+        """Returns the size of the places of what was put under a key."""
+        return sum(length for _, length in self._held.get(key, ()))
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Returns what lies at some place; valid until that is free."""
+        return np.ndarray(nbytes, np.uint8, self._memory, offset)
 
     def free(self, key: int) -> None:
         """Gives the places of what was put under a key back; the reader is done with it."""

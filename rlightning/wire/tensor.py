@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import Message
 
 from rlightning.errors import CodecError
 from rlightning.utils.conversions import BFloat16Array, array_of
 from rlightning.v1 import tensor_pb2
 from rlightning.wire.frame import Reader, Writer
+from rlightning.wire.shared import SharedMemory
 
 MAX_AXES = 32
 
@@ -177,6 +179,26 @@ def _read_shared(
         raise CodecError("expected numbers, either in data or in shared memory")
     array = r.shared_view(dtype, shape, pb.shared_offset, nbytes)
     return array.view(BFloat16Array) if pb.dtype == _BFLOAT16 else array
+
+
+def take_out(message: Message, memory: SharedMemory, w: Writer) -> None:
+    """Puts the tensors of a message that lie in shared memory into it.
+
+    Args:
+        message: As it was filled; encode it with `w.finish` before anything is freed.
+        memory: Where they lie.
+        w: An unused writer.
+    """
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in value if field.is_repeated else (value,):
+            if not isinstance(part, tensor_pb2.Tensor):
+                take_out(part, memory, w)
+            elif part.HasField("shared_offset"):
+                nbytes = math.prod(part.shape) * _DTYPES[part.dtype].itemsize
+                part.data = w.attach(memory.view(part.shared_offset, nbytes))
+                part.ClearField("shared_offset")
 
 
 def check_shape(axes: Sequence[int]) -> tuple[int, ...]:

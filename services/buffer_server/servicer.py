@@ -255,6 +255,9 @@ class BufferService:
         """Adds the metrics of now."""
         metrics.sessions("Insert", self._writers.sessions)
         metrics.sessions("Sample", self._learners.sessions)
+        shared = self._writers.shared_bytes
+        text = "Tensors of requests that came through shared memory."
+        metrics.counter("shared_memory_bytes_total", text, shared, method="Insert")
         metrics.stages(self._insert.latency)
         metrics.stages(self._sample.latency)
         for table in self._tables.values():
@@ -293,6 +296,7 @@ class BufferService:
             "batches_total": self._sample.batches_total,
             **self._store.stats(),
             "inserts_waiting": self._insert.waiting,
+            "shared_bytes": self._writers.shared_bytes,
             "sessions": describe_sessions(self._writers.sessions),
             "learners": describe_sessions(self._learners.sessions),
             "tables": {name: table.stats() for name, table in self._tables.items()},

@@ -163,7 +163,7 @@ def test_mutated_references_to_shared_memory_are_read_within_it_or_refused(data)
     w, message = Writer(splice_bytes=1, memory=memory), policy_service_pb2.ActRequest()
     wire.fill_env_ret(message.step.env_ret, data.draw(env_rets()), w)
     mutated = data.draw(mutations(w.finish(message)))
-    memory.close()
+    memory.withdraw()
     try:
         r = Reader(policy_service_pb2.ActRequest, mutated, limits=LIMITS, memory=there)
         assert_bounded(wire.read_env_ret(r.message.step.env_ret, r).observation, there)

@@ -243,8 +243,8 @@ def test_its_writer_can_neither_shrink_it_nor_take_it_away_from_the_reader():
         os.close(fd)
     memory.begin(1)
     offset = memory.put(IMAGES)
-    memory.allocate()
-    memory.close()
+    memory.withdraw()
+    del memory
     assert there[offset : offset + IMAGES.nbytes] == IMAGES.tobytes()
     with pytest.raises(TypeError, match="read-only"):
         there[0] = 1
@@ -253,7 +253,6 @@ def test_its_writer_can_neither_shrink_it_nor_take_it_away_from_the_reader():
 def test_what_was_read_lives_on_when_both_ends_have_let_go():
     memory, there = shared()
     back = decode(encode(IMAGES, memory), there).observation
-    memory.close()
     del memory, there
     gc.collect()
     np.testing.assert_array_equal(back, IMAGES)
