@@ -153,11 +153,6 @@ class Storage:
         """Returns how many transitions it holds, whatever the unit."""
         return self.container.size
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes for what is stored and for open episodes, in bytes."""
-        return self.container.nbytes + sum(group.nbytes for group in self._alive())
-
     def read(self, index: Index) -> Any:
         """Returns copies of what is stored; see `DataContainer.read`."""
         return self.container.read(index)
