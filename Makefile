@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 NOT_LOCAL := not real_env and not docker and not netns and not node and not browser and not gpu and not crash and not ray
 
 .DEFAULT_GOAL := help
-.PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-browser test-ray test-real-env screenshots ci \
+.PHONY: help install sims demo test test-fast test-crash test-docker test-gpu test-netns test-node test-browser test-ray test-real-env screenshots ci \
   bench bench-hosted bench-smoke bench-peers prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint \
   prove-weights prove-ray \
   protos protos-check protos-breaking lint format types layers pythons wheels-check wheel cover clean
@@ -61,6 +61,9 @@ test-crash: $(VENV)/.dev  ## Kill services and learners at every place where tha
 
 test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Docker engine; starts one if there is none.
 	$(BIN)/python -m pytest -m docker -o faulthandler_timeout=0 tests/docker
+
+test-gpu: $(VENV)/.dev  ## Run the tests that need a CUDA device; needs a torch for CUDA.
+	$(BIN)/python -m pytest -n0 -m gpu tests/unit
 
 test-netns: $(VENV)/.dev  ## Cut and silence real links between network namespaces; needs root, iproute2 and iptables.
 	$(BIN)/python -m pytest -n0 -m netns tests/netns

@@ -15,6 +15,7 @@ from benchmarks import (
     demo,
     durable,
     hosted,
+    inference,
     latency_cost,
 )
 from benchmarks.harness import machine
@@ -27,6 +28,7 @@ SUITES = {
     "memory": bench_memory.measure,
     "act": act.measure,
     "batching": batching.measure,
+    "inference": inference.measure,
     "latency-cost": latency_cost.measure_cost,
     "hosted": hosted.measure,
     "demo": demo.measure,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from typing import Any
 
@@ -79,10 +78,9 @@ async def loop(job: Answer) -> Answer:
 
 
 def main() -> None:
-    # Ray writes to stdout, which is for answers.
+    # Ray writes to stdout, too.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    sys.stdout = answers
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -92,7 +90,7 @@ def main() -> None:
         _node_ip_address="127.0.0.1",
     )
     try:
-        asyncio.run(answer_jobs({"loop": loop}))
+        asyncio.run(answer_jobs({"loop": loop}, answers))
     finally:
         ray.shutdown()
 
