@@ -33,8 +33,8 @@ from rlightning.v1 import policy_service_pb2 as pb
 
 CEILING = 1.02
 # Many short rounds: what else the machine does falls on both sides alike.
-LEAST_ROUNDS = 100
-LONGEST_S = 0.3
+LEAST_ROUNDS = 300
+LONGEST_S = 0.1
 # That of deploy/monitoring/prometheus.yml.
 SCRAPE_EVERY_S = 5.0
 RECORDED_STEPS = 1_000_000
