@@ -69,7 +69,7 @@ async def collecting():
 async def exporting(endpoint):
     async with AsyncExitStack() as stack:
         running = Cluster(stack, COUNT, ECHO, FAST)
-        running.config.log = LogConfig(trace_every=1, otlp_endpoint=endpoint)
+        running.config.log = LogConfig(trace_every=5, otlp_endpoint=endpoint)
         await running.start()
         yield running
 
@@ -159,7 +159,7 @@ async def test_without_opentelemetry_the_error_names_the_extra(monkeypatch):
 )
 def test_what_is_no_collector_is_refused(endpoint):
     with pytest.raises(ValueError, match="otlp_endpoint"):
-        LogConfig(trace_every=1, otlp_endpoint=endpoint)
+        LogConfig(trace_every=5, otlp_endpoint=endpoint)
 
 
 def test_spans_need_traces():
