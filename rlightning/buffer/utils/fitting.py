@@ -56,7 +56,7 @@ def ends_of(
     ends = np.zeros(count, np.bool_)
     if "terminated" in columns and "truncated" in columns:
         pairs = zip(columns["terminated"], columns["truncated"], strict=True)
-        done = [np.logical_or(a, b) for a, b in pairs]
+        done: list[Any] = [np.logical_or(a, b) for a, b in pairs]
         if done[0].ndim > 1:
             done = [one.reshape(count, -1).any(axis=1) for one in done]
         # It ends when it has ended for each agent.
