@@ -28,6 +28,7 @@ ROWS, BATCH = 64, 256
 EPISODE = 50
 _PIECE_BYTES = 2**20 - 4096  # as large as the parts in which batches come
 _IN_FLIGHT = 8
+_AHEAD = 4
 
 
 class Steps:
@@ -88,7 +89,7 @@ async def insert(job: Answer) -> Answer:
 
 async def sample(job: Answer) -> Answer:
     """Takes batches of 256 that are fetched ahead; transitions per second."""
-    async with SampleClient(job["address"], batch_size=BATCH, prefetch=2) as client:
+    async with SampleClient(job["address"], batch_size=BATCH, prefetch=_AHEAD) as client:
         batch = await client.next_batch(30)
         count, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < job["seconds"]:
@@ -121,13 +122,13 @@ async def sink(job: Answer) -> Answer:
 
 
 async def source(job: Answer) -> Answer:
-    """Reads as many bytes for every batch, in parts of at most 1 MiB, two batches ahead."""
+    """Reads as many bytes for every batch, in parts of at most 1 MiB, as many batches ahead."""
     size = job["bytes"]
     parts = -(-size // _PIECE_BYTES)
     async with grpc.aio.insecure_channel(job["address"], options=OPTIONS) as channel:
         call = channel.stream_stream("/bench/Source")()
         ask = parts.to_bytes(4, "little") + (size // parts).to_bytes(4, "little")
-        for _ in range(3):
+        for _ in range(1 + _AHEAD):
             await call.write(ask)
         count, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < job["seconds"]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rlightning.buffer.utils.container import USE_BYTES
+from rlightning.buffer.utils.stored_rows import USE_BYTES
 from rlightning.buffer.utils.table import EpisodeTable
 from rlightning.errors import ConfigError
 from rlightning.latency import LatencyStats

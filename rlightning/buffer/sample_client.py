@@ -247,10 +247,13 @@ class SampleClient:
     async def _request(
         self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], ahead: int
     ) -> None:
-        """Asks for as many batches as are missing to have `ahead` of them here or on their way."""
+        """Asks for as many batches as are missing to have `ahead` of them here or on their way.
+
+        Not before half of them are: a message costs much the same however many it asks for.
+        """
         self._ahead = ahead
         missing = ahead - len(self._fetched) - len(self._asked)
-        if missing > 0 and session.connected:
+        if missing > 0 and 2 * missing >= ahead and session.connected:
             self._asked.extend([0] * missing)
             await session.send(self._credit(session, missing))
 
