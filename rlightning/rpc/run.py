@@ -34,6 +34,8 @@ EXIT_NOW = 75
 _MARGIN_S = 2.0
 # Within this, signals are one request: `timeout` and supervisors tell the process and its group.
 _TOGETHER_S = 0.1
+# What tasks may need after the stop to end by themselves.
+_LAST_STEPS_S = 1.0
 _TOLD = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -144,6 +146,9 @@ async def _main(
     if shown is not None:
         await asyncio.to_thread(shown.close)
     await asyncio.gather(ready, told, return_exceptions=True)
+    # gRPC's own, of calls that it has just ended, would log a traceback if they were cancelled.
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others, timeout=_LAST_STEPS_S)
     return 0 if failure is None else 1
 
 

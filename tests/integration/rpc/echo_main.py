@@ -34,6 +34,15 @@ class Service(EchoService):
             asyncio.get_running_loop().call_later(0.1, sleep_deaf)
         await super().start()
 
+    async def close(self) -> None:
+        await super().close()
+        if self.mode == "slow-end":
+            self.last_step = asyncio.create_task(self.take_last_step())
+
+    async def take_last_step(self) -> None:
+        await asyncio.sleep(0.3)
+        print("last step taken", flush=True)
+
     async def drain(self, deadline_s: float) -> None:
         if self.mode == "hang":
             await asyncio.Event().wait()

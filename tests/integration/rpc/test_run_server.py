@@ -44,6 +44,15 @@ async def test_a_signal_drains_and_exits_0_with_an_idle_stream_open(tmp_path, nu
         assert "Exception" not in server.log
 
 
+async def test_what_is_about_to_end_when_the_server_has_stopped_is_not_cancelled(tmp_path):
+    # gRPC's own task of a call would log a traceback then.
+    with echo(tmp_path, "--mode", "slow-end") as server:
+        await serving(server)
+        server.terminate()
+        assert await wait(server) == 0, server.log
+        assert "last step taken" in server.log
+
+
 async def test_the_announcement_names_what_was_bound(tmp_path):
     with echo(tmp_path) as server:
         address = await serving(server)
