@@ -18,7 +18,7 @@ NOT_LOCAL := not real_env and not docker and not netns and not node and not brow
 .DEFAULT_GOAL := help
 .PHONY: help install sims demo test test-fast test-crash test-docker test-gpu test-netns test-node test-browser test-ray test-real-env screenshots ci \
   bench bench-hosted bench-smoke bench-peers prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint \
-  prove-weights prove-ray \
+  prove-weights prove-ray prove-scaling \
   protos protos-check protos-breaking lint format types layers pythons wheels-check wheel cover clean
 
 help:  ## Show what can be made.
@@ -151,6 +151,9 @@ prove-weights: $(VENV)/.dev  ## Publish and pull weights of 1.2 GB, and look at 
 
 prove-ray: $(VENV)/.ray  ## Solve CartPole on two local nodes of Ray, and remove one in the middle.
 	$(BIN)/python -m benchmarks.prove_ray
+
+prove-scaling: $(VENV)/.dev  ## Measure what services take by message, row and byte, and predict many hosts.
+	$(BIN)/python -m benchmarks.prove_scaling
 
 prove-robot: $(VENV)/.dev  ## Cut off a robot on another machine, restart its servers, narrow its link; needs root, iproute2.
 	$(BIN)/python -m tests.netns.robot
