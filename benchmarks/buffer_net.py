@@ -2,12 +2,15 @@
 
 One item is 64 rows; the bare sink gets one item a message. Everything runs over TCP on loopback; of images, inserts do so a second
 time with the pictures in shared memory.
+One item is 64 rows; the bare sink gets one item a message. Everything runs over TCP on loopback. Where a Python
+called `python-reverb` lies beside this one, which has `dm-reverb[tensorflow]`, Reverb is measured as well.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +23,13 @@ from rlightning.cluster.process import MALLOC_ENV
 from rlightning.testing import ServerProcess
 
 FLOOR = 0.7
+# By how much to be ahead of Reverb.
+REVERB = {
+    ("insert", "vec"): 20.0,
+    ("insert", "img"): 4.0,
+    ("sample", "vec"): 12.0,
+    ("sample", "img"): 1.5,
+}
 
 
 def _server(stack: contextlib.ExitStack, folder: Path, kind: str) -> str:
@@ -43,6 +53,11 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
         for worker in workers:
             stack.callback(worker.close)
         bare, client = workers[0].hello["address"], workers[1]
+        reverb = None
+        if (python := Path(sys.executable).with_name("python-reverb")).exists():
+            quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+            reverb = Worker("benchmarks.reverb_worker", environment=quiet, python=str(python))
+            stack.callback(reverb.close)
         for kind in KINDS:
             address = _server(stack, folder, kind)
             # Until the buffer is full, and everything that it needs was written once.
@@ -68,6 +83,12 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
             }
             if kind == "img":
                 cells["insert, shared memory"] = partial(job, "insert", shared=True)
+            if reverb is not None:
+                reverb.job(what="fill", kind=kind, capacity=KINDS[kind])
+                for what in ("insert", "sample"):
+                    cells[f"Reverb: {what}"] = lambda what=what, kind=kind: reverb.job(
+                        what=what, kind=kind, seconds=seconds
+                    )["per_s"]
             table = run_rounds(cells, rounds=rounds, unit="transitions/s")
             ratios = [
                 Ratio(f"{kind} insert, acked / bare sink", "insert", "bare sink", floor=FLOOR),
@@ -77,6 +98,13 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
                 shared = "insert, shared memory"
                 ratios.append(Ratio("img insert, shared memory / bare sink", shared, "bare sink"))
                 ratios.append(Ratio("img insert, shared memory / TCP", shared, "insert"))
+            if reverb is not None:
+                ratios += [
+                    Ratio(
+                        f"{kind} {what} / Reverb", what, f"Reverb: {what}", floor=REVERB[what, kind]
+                    )
+                    for what in ("insert", "sample")
+                ]
             title = f"Buffer over the network, {kind}, inserts of 64, samples of 256, prefetched"
             good &= report(title, table, ratios, slack=slack)
     return good

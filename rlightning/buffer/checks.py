@@ -360,8 +360,8 @@ def _with_agents(schema: Schema, reward: Any) -> Schema:
 def _with_executed(schema: Schema, executed: Any, space: Any) -> Schema:
     layout = Layout.of_value(executed, "executed_action", lead=int(schema.batched))
     own = (schema.outputs or {}).get("action")
-    answered = own is not None and own.difference(layout) is None
-    if not answered and (said := _declared_difference(space, layout)):
+    fits = own is not None and own.difference(layout) is None
+    if not fits and (said := _declared_difference(space, layout)):
         raise InvalidRowError(f"{said}, as the action space of the env has it")
     schema = replace(schema, executed=layout)
     if schema.plain and actions_differ(schema):
