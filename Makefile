@@ -17,7 +17,8 @@ NOT_LOCAL := not real_env and not docker and not netns and not node and not brow
 
 .DEFAULT_GOAL := help
 .PHONY: help install sims demo test test-fast test-crash test-docker test-gpu test-netns test-node test-browser test-ray test-real-env screenshots ci \
-  bench bench-smoke bench-peers prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-weights prove-ray \
+  bench bench-hosted bench-smoke bench-peers prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint \
+  prove-weights prove-ray prove-scaling \
   protos protos-check protos-breaking lint format types layers pythons wheels-check wheel cover clean
 
 help:  ## Show what can be made.
@@ -38,9 +39,10 @@ install: $(VENV)/.dev  ## Set up .venv with everything a developer needs.
 
 $(SIMS)/.done: pyproject.toml constraints-sims.txt
 	$(PYTHON) -m venv $(SIMS)
-	$(PIP_SIMS) -e '.[all,sims]' pytest pytest-asyncio pytest-timeout pytest-xdist
+	# Modules are compiled when they are imported: of these gigabytes few are.
+	$(PIP_SIMS) --no-compile -e '.[all,sims]' pytest pytest-asyncio pytest-timeout pytest-xdist
 	# Its own pins (Python 3.12, another torch) are for Isaac Sim, which is not installed.
-	$(PIP_SIMS) --no-deps --ignore-requires-python isaaclab==3.0.0
+	$(PIP_SIMS) --no-compile --no-deps --ignore-requires-python isaaclab==3.0.0
 	@touch $@
 
 sims: $(SIMS)/.done  ## Set up .venvs/sims with every simulator that has an adapter.
@@ -67,7 +69,7 @@ test-netns: $(VENV)/.dev  ## Cut and silence real links between network namespac
 	$(BIN)/python -m pytest -n0 -m netns tests/netns
 
 test-real-env: $(SIMS)/.done  ## Compare every adapter with the real simulator, each in processes of its own.
-	$(SIMS)/bin/python -m pytest -n 2 -m real_env -o timeout=900 -o faulthandler_timeout=0 tests/real_env
+	$(SIMS)/bin/python -m pytest -n 2 -m real_env -o timeout=900 -o faulthandler_timeout=0 tests/real_env tests/integration/gym_client
 
 test-node: $(VENV)/.dev  ## Attach the JavaScript client of examples/ to a cluster; needs Node.js and npm.
 	$(BIN)/python -m pytest -n0 -m node tests/clients
@@ -78,6 +80,7 @@ $(VENV)/.ray: $(VENV)/.dev
 
 test-ray: $(VENV)/.ray  ## Place services on two local nodes of Ray.
 	$(BIN)/python -m pytest -n0 -m ray -o faulthandler_timeout=0 tests/ray
+
 test-browser: $(VENV)/.dev  ## Look at the dashboard in a browser, on desk and phone; needs Debian's Chromium.
 	$(BIN)/python -m pytest -n0 -m browser tests/browser
 
@@ -125,6 +128,9 @@ wheel: $(VENV)/.dev  ## Build the wheel and the sdist into dist/.
 bench: $(VENV)/.dev  ## Measure everything; prints the tables of benchmarks/RESULTS.md.
 	$(BIN)/python -m benchmarks all
 
+bench-hosted: $(SIMS)/.done  ## Measure hosted envs beside gymnasium's AsyncVectorEnv and envpool.
+	$(SIMS)/bin/python -m benchmarks hosted
+
 bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly and assert half their floors.
 	$(BIN)/python -m benchmarks smoke
 
@@ -146,14 +152,17 @@ prove-weights: $(VENV)/.dev  ## Publish and pull weights of 1.2 GB, and look at 
 prove-ray: $(VENV)/.ray  ## Solve CartPole on two local nodes of Ray, and remove one in the middle.
 	$(BIN)/python -m benchmarks.prove_ray
 
+prove-scaling: $(VENV)/.dev  ## Measure what services take by message, row and byte, and predict many hosts.
+	$(BIN)/python -m benchmarks.prove_scaling
+
 prove-robot: $(VENV)/.dev  ## Cut off a robot on another machine, restart its servers, narrow its link; needs root, iproute2.
 	$(BIN)/python -m tests.netns.robot
 
 prove-clients: $(VENV)/.dev  ## Freeze and kill clients among many, and slow an env among eight: the others keep their rate.
 	$(BIN)/python -m benchmarks.prove_clients
 
-prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
-	$(BIN)/python -m benchmarks.prove_sb3
+prove-sb3: $(SIMS)/.done  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save.
+	$(SIMS)/bin/python -m benchmarks.prove_sb3
 
 # The simulators of both sides have to be the same.
 .venvs/sb3/.done: constraints-sims.txt
@@ -175,7 +184,7 @@ prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-crash test-netns test-node test-browser test-docker pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-crash test-netns test-node test-browser test-ray test-docker test-real-env pythons wheels-check bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,6 +14,7 @@ from benchmarks import (
     codec,
     demo,
     durable,
+    hosted,
     inference,
     latency_cost,
 )
@@ -28,7 +29,8 @@ SUITES = {
     "act": act.measure,
     "batching": batching.measure,
     "inference": inference.measure,
-    "latency-cost": latency_cost.measure,
+    "latency-cost": latency_cost.measure_cost,
+    "hosted": hosted.measure,
     "demo": demo.measure,
 }
 # Needs what developers do not: `make bench-peers` installs it.

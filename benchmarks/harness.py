@@ -26,11 +26,15 @@ class Worker:
     """A child process `python -m MODULE *ARGS` that answers one JSON line per JSON line."""
 
     def __init__(
-        self, module: str, *args: str, environment: Mapping[str, str] | None = None
+        self,
+        module: str,
+        *args: str,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         variables = [f"{name}={value}" for name, value in (environment or {}).items()]
         self._process = subprocess.Popen(
-            ["env", *variables, sys.executable, "-m", module, *args],
+            ["env", *variables, python, "-m", module, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -129,6 +129,10 @@ class PolicyService:
     def measure(self, metrics: Metrics) -> None:
         """Adds the metrics of now."""
         metrics.sessions("Act", self._registry.sessions)
+        text = "Tensors of requests that came through shared memory."
+        metrics.counter(
+            "shared_memory_bytes_total", text, self._registry.shared_bytes, method="Act"
+        )
         if self._hosts is not None:
             for name, host in self._hosts.by_name.items():
                 measure_policy(metrics, name, host)
@@ -252,6 +256,7 @@ class PolicyService:
         stats = {
             **described.pop(DEFAULT_POLICY),
             "sessions": describe_sessions(self._registry.sessions),
+            "shared_bytes": self._registry.shared_bytes,
         }
         if described:
             stats["policies"] = described

@@ -21,6 +21,7 @@ from rlightning.utils.config.services import ServicesConfig, http_address
 VECTORISED_BACKENDS = frozenset(
     {
         "ale",
+        "envpool",
         "gymnasium",
         "isaac_manager_based",
         "isaac_marl",
@@ -54,6 +55,7 @@ DEFAULT_POLICY = "default"
 """Name of the policy of those who name none."""
 
 _POLICY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_COLLECTOR = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^\s/:\[\]]+):[0-9]{1,5}/?")
 
 
 def check_policy_name(name: str) -> str:
@@ -90,6 +92,7 @@ class EnvConfig(Config):
         vectorization_mode: Who steps the sub-envs, in gymnasium's words: `sync` one after the
             other, `async` each in a process of its own, `vector_entry_point` a vector env that
             the task brings; `auto` the latter where it gives what single envs do, else `sync`.
+            `independent` are processes that do not wait for each other.
         driver: Who steps it at an env server: the `actor` loop there, or an `external` program
             through `EnvService.Step`.
         policy: Which policy acts in it at an env server: `default`, or one of `policy.named`.
@@ -116,7 +119,9 @@ class EnvConfig(Config):
     policy_setup: str = "widowx"
     seed: int | None = None
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
-    vectorization_mode: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
+    vectorization_mode: Literal["auto", "sync", "async", "independent", "vector_entry_point"] = (
+        "auto"
+    )
     driver: Literal["actor", "external"] = "actor"
     policy: str = DEFAULT_POLICY
     address: str | None = None
@@ -162,6 +167,15 @@ class EnvConfig(Config):
                 "Vectorized environments are only supported by backends "
                 f"{', '.join(sorted(VECTORISED_BACKENDS))}; '{self.backend}' needs num_envs 1, "
                 f"got {self.num_envs}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_independent(self) -> Self:
+        """Refuses rows that come when they are ready where a driver waits for all."""
+        if self.vectorization_mode == "independent" and self.driver == "external":
+            raise ValueError(
+                "vectorization_mode: with driver external, which steps all rows at once, take async"
             )
         return self
 
@@ -470,6 +484,9 @@ class LogConfig(Config):
         latency: Measure how long each stage takes.
         trace_every: Trace every so many steps of each group into `trace.json` of the run's folder,
             which Perfetto shows; 0: none.
+        otlp_endpoint: URL of a collector of OpenTelemetry, such as http://127.0.0.1:4317, to which
+            env servers send what they trace as spans, by OTLP over gRPC; None: nowhere. Needs the
+            extra `otel`.
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -481,6 +498,24 @@ class LogConfig(Config):
     mode: str | None = None
     latency: bool = True
     trace_every: int = Field(default=0, ge=0)
+    otlp_endpoint: str | None = None
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def check_otlp_endpoint(cls, endpoint: str | None) -> str | None:
+        """Refuses what is no URL of a collector."""
+        if endpoint is not None and _COLLECTOR.fullmatch(endpoint) is None:
+            raise ValueError(f"expected http://HOST:PORT or https://HOST:PORT, got {endpoint!r}")
+        return endpoint
+
+    @model_validator(mode="after")
+    def check_traces(self) -> Self:
+        """Refuses to send what is not there."""
+        if self.otlp_endpoint is not None and not (self.trace_every and self.latency):
+            raise ValueError(
+                "otlp_endpoint: nothing is traced: set log.trace_every, and leave log.latency on"
+            )
+        return self
 
     @field_validator("name")
     @classmethod
