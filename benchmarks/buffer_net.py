@@ -1,5 +1,7 @@
 """Insert and sample through the buffer server process against a bare gRPC sink and source of the same bytes.
 
+One item is 64 rows; the bare sink gets one item a message. Everything runs over TCP on loopback; of images, inserts do so a second
+time with the pictures in shared memory.
 One item is 64 rows; the bare sink gets one item a message. Everything runs over TCP on loopback. Where a Python
 called `python-reverb` lies beside this one, which has `dm-reverb[tensorflow]`, Reverb is measured as well.
 """
@@ -11,6 +13,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.bench_buffer import KINDS
@@ -62,19 +65,24 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
             client.job(what="insert", address=address, kind=kind, items=items, seconds=0.0)
             size = client.job(what="sample", address=address, seconds=0.1)["bytes"]
 
-            def job(what: str, kind: str = kind, address: str = address, size: int = size) -> float:
+            def job(
+                what: str,
+                kind: str = kind,
+                address: str = address,
+                size: int = size,
+                shared: bool = False,
+            ) -> float:
                 where = address if what in ("insert", "sample") else bare
-                return float(
-                    client.job(what=what, address=where, kind=kind, bytes=size, seconds=seconds)[
-                        "per_s"
-                    ]
-                )
+                job = {"what": what, "address": where, "kind": kind, "bytes": size}
+                return float(client.job(**job, seconds=seconds, shared=shared)["per_s"])
 
             names = {"insert": "insert", "sink": "bare sink", "sample": "sample"}
             names["source"] = "bare source"
             cells: dict[str, Callable[[], float]] = {
                 name: (lambda what=what, job=job: job(what)) for what, name in names.items()
             }
+            if kind == "img":
+                cells["insert, shared memory"] = partial(job, "insert", shared=True)
             if reverb is not None:
                 reverb.job(what="fill", kind=kind, capacity=KINDS[kind])
                 for what in ("insert", "sample"):
@@ -86,6 +94,10 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
                 Ratio(f"{kind} insert, acked / bare sink", "insert", "bare sink", floor=FLOOR),
                 Ratio(f"{kind} sample / bare source", "sample", "bare source", floor=FLOOR),
             ]
+            if kind == "img":
+                shared = "insert, shared memory"
+                ratios.append(Ratio("img insert, shared memory / bare sink", shared, "bare sink"))
+                ratios.append(Ratio("img insert, shared memory / TCP", shared, "insert"))
             if reverb is not None:
                 ratios += [
                     Ratio(

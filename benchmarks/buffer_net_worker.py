@@ -18,6 +18,7 @@ from rlightning.buffer.insert_message import InsertMessage
 from rlightning.buffer.remote_buffer import InsertClient, SampleClient
 from rlightning.buffer.utils.layout import iter_arrays
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.config import RpcConfig
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Writer, fill_env_ret, fill_policy_response
 
@@ -75,7 +76,8 @@ def message_bytes(kind: str) -> int:
 async def insert(job: Answer) -> Answer:
     """Inserts 64 rows an item until the time is up, at least `items`, and all are acked; rows per second."""
     steps = Steps(job["kind"])
-    async with InsertClient(job["address"], spec=steps.meta, window_items=32) as client:
+    rpc = RpcConfig() if job.get("shared") else RpcConfig(shared_memory_bytes=0)
+    async with InsertClient(job["address"], spec=steps.meta, window_items=32, rpc=rpc) as client:
         count, begun = 0, time.perf_counter()
         least = job.get("items", 0)
         while count < least or time.perf_counter() - begun < job["seconds"]:

@@ -23,6 +23,7 @@ from rlightning.errors import (
     ResourceExhaustedError,
 )
 from rlightning.latency import LatencyStats
+from rlightning.latency.histogram import EDGES_S
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
 from rlightning.rpc.health import Health
@@ -254,17 +255,26 @@ class BufferService:
         """Adds the metrics of now."""
         metrics.sessions("Insert", self._writers.sessions)
         metrics.sessions("Sample", self._learners.sessions)
+        shared = self._writers.shared_bytes
+        text = "Tensors of requests that came through shared memory."
+        metrics.counter("shared_memory_bytes_total", text, shared, method="Insert")
         metrics.stages(self._insert.latency)
         metrics.stages(self._sample.latency)
         for table in self._tables.values():
             size, name = table.buffer.size(), table.name
             metrics.gauge("buffer_items", "Transitions or episodes stored.", size, table=name)
             metrics.gauge("buffer_capacity", "Transitions that fit.", table.capacity, table=name)
+            storages = table.buffer.storages.values()
+            nbytes = sum(storage.nbytes for storage in storages)
+            metrics.gauge("buffer_bytes", "Memory for its transitions.", nbytes, table=name)
             for total, text, value in (
                 ("rows_total", "Transitions completed.", table.buffer.counters.completed),
                 ("sampled_total", "Transitions handed to learners.", table.sampled_total),
             ):
                 metrics.counter(f"buffer_{total}", text, value, table=name)
+        if (writes := self._store.journal_writes) is not None:
+            text = "How long writing the journal took, syncing included."
+            metrics.histogram("journal_write_seconds", text, EDGES_S, writes.classic())
         waiting = self._insert.waiting
         metrics.gauge("queue_depth", "What waits, by queue.", waiting, queue="inserts")
         counts = self._insert.counts
@@ -286,6 +296,7 @@ class BufferService:
             "batches_total": self._sample.batches_total,
             **self._store.stats(),
             "inserts_waiting": self._insert.waiting,
+            "shared_bytes": self._writers.shared_bytes,
             "sessions": describe_sessions(self._writers.sessions),
             "learners": describe_sessions(self._learners.sessions),
             "tables": {name: table.stats() for name, table in self._tables.items()},

@@ -92,12 +92,21 @@ def test_one_port_is_named_everywhere(name):
     assert f"--listen 127.0.0.1:{port}" in (ROOT / "services" / name / "README.md").read_text()
 
 
-def test_there_may_be_several_env_servers():
-    published = {name: COMPOSE["services"][name]["ports"][0].split(":")[1] for name in PORTS}
-    first, last = map(int, published.pop("env_server").split("-"))
-    assert last - first >= 9
-    assert not {int(port) for port in published.values()} & set(range(first, last + 1))
+def test_there_may_be_several_env_and_policy_servers():
+    published = [
+        port for one in OURS.values() for entry in one.get("ports", ()) for port in ports_of(entry)
+    ]
+    assert len(set(published)) == len(published)
+    for name in ("env_server", "policy_server"):
+        (entry,) = COMPOSE["services"][name]["ports"]
+        assert len(ports_of(entry)) >= 10
     assert load_config(FILES, environ={}).services.env.replica == "auto"
+
+
+def ports_of(entry):
+    """Returns the ports of the host that an entry of `ports` may take."""
+    first, _, last = entry.split(":")[1].partition("-")
+    return range(int(first), int(last or first) + 1)
 
 
 @services

@@ -21,6 +21,7 @@ from rlightning.buffer.durable.recovery import Discard, Recovery, WriterMark
 from rlightning.buffer.durable.tables import TableJournal, dump_table, saved_config
 from rlightning.buffer.pipeline import Item
 from rlightning.errors import PreconditionError, ResourceExhaustedError
+from rlightning.latency import SlidingHistogram
 from rlightning.rpc.status import DISK_FULL, NO_DATA_DIR
 from rlightning.utils.config import BufferConfig
 from rlightning.utils.failpoints import failpoint
@@ -293,6 +294,11 @@ class DurableStore:
             for table in self._tables.values()
             for storage in table.buffer.storages.values()
         )
+
+    @property
+    def journal_writes(self) -> SlidingHistogram | None:
+        """How long writing the journal took, each time; None without one."""
+        return None if self._log is None else self._log.writes
 
     def stats(self) -> dict[str, Any]:
         """Returns figures about it, for people."""

@@ -154,11 +154,6 @@ class Storage:
         """Returns how many transitions it holds, whatever the unit."""
         return self.container.size
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes for what is stored and for open episodes, in bytes."""
-        return self.container.nbytes + sum(group.nbytes for group in self._alive())
-
     def read(self, index: Index) -> Any:
         """Returns copies of what is stored; see `DataContainer.read`."""
         return self.container.read(index)
@@ -405,6 +400,11 @@ class Storage:
     def _alive(self) -> Collection[Group]:
         """Returns the groups whose columns exist."""
         return self._groups.values()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory for what is stored, and for what may come of open episodes, in bytes."""
+        return self.container.nbytes + sum(group.nbytes for group in self._alive())
 
     def _storage_bytes(self, row_bytes: int, observation: Layout | None) -> int:
         """Returns what the columns take once they hold transitions of so many bytes."""
