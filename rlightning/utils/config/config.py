@@ -55,6 +55,7 @@ DEFAULT_POLICY = "default"
 """Name of the policy of those who name none."""
 
 _POLICY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_COLLECTOR = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^\s/:\[\]]+):[0-9]{1,5}/?")
 
 
 def check_policy_name(name: str) -> str:
@@ -215,8 +216,8 @@ class PolicyConfig(Config):
         backend: Documented; no effect on the policies of this library.
         train_num_gpus: GPUs of the learner.
         eval_num_gpus: GPUs of one policy server.
-        model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
-            the activation, for `recurrent_actor_critic` also the units of its `memory`.
+        model_cfg: Arguments of the network: sizes of its `hidden` layers, `activation`, and what
+            docs/learning.md lists for each `type`.
         optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
             `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
         rollout_mode: Whether `PolicyGroup.rollout_batch` returns responses (`sync`) or futures of
@@ -237,6 +238,13 @@ class PolicyConfig(Config):
         device: `auto` takes CUDA when there is one; else a torch device.
         max_batch_rows: Rows in one inference at most.
         max_wait_us: Microseconds that the oldest row may wait for others to join its batch.
+        pad_batches: Let every batch have one of few sizes, the powers of two and `max_batch_rows`,
+            each of which is warmed up before the first answer: rows of zeros, whose answers nobody
+            sees, fill it. `auto`: on CUDA; `always`, `never`.
+        compile: Mode of `torch.compile` for the networks that act: `default`, `reduce-overhead`
+            (CUDA graphs, one for each size of batch), `max-autotune`; `none` runs them as they are.
+        autocast: Type in which the networks that act compute where torch deems that safe:
+            `bfloat16`, `float16`; `none`: that of their weights.
         inline_below_us: On the CPU, batches whose inference is known to take less than this run on
             the event loop, which saves two thread switches; 0: none do.
         queue_rows: Rows that may wait for inference; more are refused.
@@ -268,6 +276,9 @@ class PolicyConfig(Config):
     device: str = "auto"
     max_batch_rows: int = Field(default=4096, ge=1)
     max_wait_us: int = Field(default=0, ge=0)
+    pad_batches: Literal["auto", "always", "never"] = "auto"
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
     inline_below_us: int = Field(default=200, ge=0)
     queue_rows: int = Field(default=65536, ge=1)
     queue_bytes: int = Field(default=256 * 2**20, ge=1)
@@ -473,6 +484,9 @@ class LogConfig(Config):
         latency: Measure how long each stage takes.
         trace_every: Trace every so many steps of each group into `trace.json` of the run's folder,
             which Perfetto shows; 0: none.
+        otlp_endpoint: URL of a collector of OpenTelemetry, such as http://127.0.0.1:4317, to which
+            env servers send what they trace as spans, by OTLP over gRPC; None: nowhere. Needs the
+            extra `otel`.
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -484,6 +498,24 @@ class LogConfig(Config):
     mode: str | None = None
     latency: bool = True
     trace_every: int = Field(default=0, ge=0)
+    otlp_endpoint: str | None = None
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def check_otlp_endpoint(cls, endpoint: str | None) -> str | None:
+        """Refuses what is no URL of a collector."""
+        if endpoint is not None and _COLLECTOR.fullmatch(endpoint) is None:
+            raise ValueError(f"expected http://HOST:PORT or https://HOST:PORT, got {endpoint!r}")
+        return endpoint
+
+    @model_validator(mode="after")
+    def check_traces(self) -> Self:
+        """Refuses to send what is not there."""
+        if self.otlp_endpoint is not None and not (self.trace_every and self.latency):
+            raise ValueError(
+                "otlp_endpoint: nothing is traced: set log.trace_every, and leave log.latency on"
+            )
+        return self
 
     @field_validator("name")
     @classmethod
