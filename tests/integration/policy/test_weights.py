@@ -24,8 +24,7 @@ from rlightning.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from rlightning.policy import PolicyClient, WeightPublisher, build_policy, policy_weights
-from rlightning.policy import publisher as publisher_module
+from rlightning.policy import PolicyClient, WeightPublisher, build_policy, policy_weights, transfer
 from rlightning.policy.weights import dump_weights, parse_weights
 from rlightning.rpc.channel import connect, stream_unary
 from rlightning.rpc.health import ServingStatus, check
@@ -261,7 +260,7 @@ async def test_an_attempt_that_newer_weights_overtake_is_no_failure() -> None:
 
 async def test_large_weights_get_through_a_slow_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that is given up begins again from nothing, so it must be given its time."""
-    monkeypatch.setattr(publisher_module, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(transfer, "_TIMEOUT_S", 0.5)
     data = dump_weights({"w": torch.zeros(150_000)})
     async with (
         policy_server() as server,
