@@ -16,7 +16,7 @@ from rlightning.utils.config import MainConfig, diff_configs
 
 KUBERNETES = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
 KUBECTL = Path(sys.executable).parent / "kubectl"
-OVERLAYS = ("base", "overlays/gpu", "overlays/monitoring", "overlays/all")
+OVERLAYS = ("base", "overlays/gpu", "overlays/torchrun", "overlays/monitoring", "overlays/all")
 
 Manifest = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""The env servers behind one address, which may come and go, as one."""
+"""The env servers of a cluster, which may come and go, as one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlightning.env.episodes import KEPT_EPISODES, EpisodeRecord
 from rlightning.env.remote_client import EnvClient, EnvStatus
 from rlightning.errors import DeadlineExceededError, RemoteError, UnavailableError
 from rlightning.latency.trace import StepTrace
-from rlightning.rpc.replicas import auth_of_replica, find_replicas
+from rlightning.rpc.replicas import Endpoint, resolve
 from rlightning.types import EnvMeta
 from rlightning.utils.config import EnvServiceConfig
 
@@ -24,9 +24,10 @@ _AWAY = (UnavailableError, DeadlineExceededError)
 class EnvServers:
     """Asks all env servers of a cluster how they fare, and steers them. Belongs to one event loop.
 
-    A name with several A records stands for several servers; those that come later take part from
-    then on, also in a pause. What one has done counts after it has gone, as it was last seen. One
-    that does not answer holds nobody up, as long as another does.
+    There may be several addresses, and a name with several A records stands for several servers;
+    those that come later take part from then on, also in a pause. What one has done counts after it
+    has gone, as it was last seen. One that does not answer holds nobody up, as long as another
+    does.
 
     Args:
         service: Section `services.env`.
@@ -44,7 +45,7 @@ class EnvServers:
         self._service = service
         self._fresh = fresh
         self._report = report
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[Endpoint, _Server] = {}
         self._gone: list[_Server] = []
         self._found = 0.0
         self._met = 0
@@ -152,27 +153,25 @@ class EnvServers:
         if self._servers and time.monotonic() - self._found < _FIND_EVERY_S:
             return
         self._found = time.monotonic()
-        address = self._service.dial_address
         try:
-            replicas = await find_replicas(address, timeout_s=timeout_s)
+            endpoints = await resolve(self._service.dial_addresses, timeout_s=timeout_s)
         except UnavailableError:
             if not self._servers:
                 raise
             return  # they may well be there
         initial = not self._servers
-        for gone in self._servers.keys() - set(replicas):
+        for gone in self._servers.keys() - set(endpoints):
             server = self._servers.pop(gone)
             await server.close()
             if server.known:
                 self._gone.append(server)
-                self._report(
-                    f"the env server at {gone} has left after {server.env_steps:,} env steps"
-                )
-        for replica in replicas:
-            if replica not in self._servers:
-                auth = auth_of_replica(self._service.auth, address, replica)
-                client = EnvClient(replica, rpc=self._service.rpc, auth=auth)
-                self._servers[replica] = _Server(client, initial=initial)
+                steps = f"{server.env_steps:,} env steps"
+                self._report(f"the env server at {gone.address} has left after {steps}")
+        for endpoint in endpoints:
+            if endpoint not in self._servers:
+                auth = endpoint.auth(self._service.auth)
+                client = EnvClient(endpoint.address, rpc=self._service.rpc, auth=auth)
+                self._servers[endpoint] = _Server(client, initial=initial)
 
     async def _ask(self, server: _Server, timeout_s: float) -> None:
         try:

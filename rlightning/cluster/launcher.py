@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlightning.cluster.process import ServiceProcess, label_of
+from rlightning.cluster.process import ServiceProcess, label_of, role_of
 from rlightning.cluster.runs import Run, write_atomically
 from rlightning.errors import ClusterError, ConfigError, RemoteError
 from rlightning.rpc import health
 from rlightning.rpc.loop import shared_loop
-from rlightning.utils.config import Config, MainConfig, ServiceConfig
+from rlightning.utils.config import Config, MainConfig, ReplicatedServiceConfig, ServiceConfig
 
 _POLL_S = 0.02
 _PROBE_S = 1.0
@@ -38,16 +38,22 @@ class LocalLauncher:
     Attributes:
         config: The effective config: every listener has the address that it bound.
         failed: Set when a service is gone for good; `check` raises then.
-        sections: The services by name: the env server comes last, since it dials the others, and
-            stops first, since it feeds them.
+        sections: The services by name: env servers come last, since they dial the others, and stop
+            first, since they feed them.
+        hosts_envs: Whether the env servers are of this run, and do nothing for others.
     """
 
     def __init__(self, config: MainConfig, run: Run, *, report: Callable[[str], None]) -> None:
         self.config = config.model_copy(deep=True)
         self.failed = threading.Event()
         self._shards = _shards_of(self.config)
-        self._replicas = _replicas_of(self.config)
-        self.sections = (*(self._replicas or ("policy",)), *(self._shards or ("buffer",)), "env")
+        policies = _replicas_of("policy", self.config.services.policy)
+        envs = _replicas_of("env", self.config.services.env)
+        self._replicas = policies | envs
+        self._env_servers = tuple(envs or ("env",))
+        self._dialled = (*(policies or ("policy",)), *(self._shards or ("buffer",)))
+        self.sections = (*self._dialled, *self._env_servers)
+        self.hosts_envs = not self.config.services.env.elsewhere
         self._run = run
         self._report = report
         self._failure: ClusterError | None = None
@@ -78,8 +84,8 @@ class LocalLauncher:
             self._run.save_config(self.config)
             self._tell_of_absent()
             try:
-                self._launch(self.sections[:-1], deadline)
-                self._launch(("env",), deadline)
+                self._launch(self._dialled, deadline)
+                self._launch(self._env_servers, deadline)
                 self._wait_serving(deadline)
             except ClusterError as error:
                 logs = str(self._run.logs)
@@ -122,11 +128,11 @@ class LocalLauncher:
         yield from self._processes.values()
 
     def stop(self) -> None:
-        """Stops the services, the env server first; one that overstays its grace is killed."""
+        """Stops the services, env servers first; one that overstays its grace is killed."""
         self._stopping.set()
         try:
-            self._stop_together(("env",))
-            self._stop_together(self.sections[:-1])
+            self._stop_together(self._env_servers)
+            self._stop_together(self._dialled)
         finally:
             self._kill_all()
         for watcher in self._watchers:
@@ -177,15 +183,19 @@ class LocalLauncher:
             ):
                 listener.address = address
             self._tell_listeners(section)
-        if self._replicas and ours:
-            self.config.services.policy.addresses = [
-                replica.dial_address for replica in self._replicas.values()
-            ]
-        if self._shards and ours:
-            self.config.buffer.storage.addresses = [
-                shard.dial_address for shard in self._shards.values()
-            ]
+        if ours:
+            self._tell_addresses(sections)
         self._run.save_config(self.config)
+
+    def _tell_addresses(self, sections: Sequence[str]) -> None:
+        """Writes into the config where those of the services that are several are dialled."""
+        for role in ("policy", "env"):
+            own = [one for one in sections if one in self._replicas and role_of(one) == role]
+            if own:
+                service: ReplicatedServiceConfig = getattr(self.config.services, role)
+                service.addresses = [self.address(section) for section in own]
+        if shards := [one for one in sections if one in self._shards]:
+            self.config.buffer.storage.addresses = [self.address(one) for one in shards]
 
     def _tell_listeners(self, section: str) -> Sequence[str]:
         """Writes what is one server's own to a file; returns the options that name it.
@@ -200,9 +210,11 @@ class LocalLauncher:
 
     def _own_config(self, section: str) -> Config:
         """Returns what the config of a shard or a replica has that those of others have not."""
-        service, role = self._service(section), section.partition("-")[0]
+        service, role = self._service(section), role_of(section)
         listen = [one.to_dict() for one in service.listen]
         own: dict[str, Any] = {"services": {role: {"listen": listen, "metrics": service.metrics}}}
+        if role == "env" and section in self._replicas:
+            own["services"]["env"] |= {"replica": section.replace("-", ""), "replicas": 1}
         if role == "buffer" and self.config.buffer.data_dir is not None:
             own["buffer"] = {"data_dir": str(Path(self.config.buffer.data_dir) / section)}
             names = self.config.buffer.restore.split(",")
@@ -320,7 +332,8 @@ class LocalLauncher:
 
     def _is_spared(self, section: str) -> bool:
         """Whether another replica does the work of one that is away."""
-        others = self._replicas.keys() - {section}
+        role = role_of(section)
+        others = {one for one in self._replicas if role_of(one) == role} - {section}
         return section in self._replicas and not others <= self._away
 
     def _lost_contact(self, section: str) -> bool:
@@ -347,26 +360,25 @@ class LocalLauncher:
             process.kill()
 
 
-def _replicas_of(config: MainConfig) -> dict[str, ServiceConfig]:
-    """Returns the policy servers by name; {} if there is one.
+def _replicas_of(role: str, service: ReplicatedServiceConfig) -> dict[str, ServiceConfig]:
+    """Returns the servers of a service by name; {} if there is one, or one name for all.
 
-    Those with an address run elsewhere; others listen, and show metrics, like `services.policy`,
-    each on a port of its own: the next one after that of the one before, or any.
+    Those with an address run elsewhere; others listen, and show metrics, like the section of the
+    service, each on a port of its own: the next one after that of the one before, or any.
     """
-    policy = config.services.policy
-    number = len(policy.addresses) or policy.replicas
-    if number < 2 or policy.address is not None:
+    if service.address is not None or (service.replicas == 1 and not service.addresses):
         return {}
+    number = len(service.addresses) or service.replicas
     replicas: dict[str, ServiceConfig] = {}
     for index in range(number):
-        replica = policy.model_copy(deep=True, update={"addresses": []})
-        if policy.addresses:
-            replica.address = policy.addresses[index]
+        replica = service.model_copy(deep=True, update={"addresses": []})
+        if service.addresses:
+            replica.address = service.addresses[index]
         for listener in replica.listen:
             listener.address = _next_port(listener.address, index)
         if replica.metrics is not None:
             replica.metrics = _next_port(replica.metrics, index)
-        replicas[f"policy-{index}"] = replica
+        replicas[f"{role}-{index}"] = replica
     return replicas
 
 

@@ -25,7 +25,7 @@ from rlightning.cluster.remote import (
 from rlightning.cluster.runs import Run, this_command
 from rlightning.env.episodes import EpisodeRecord
 from rlightning.env.remote_client import EnvClient, EnvStatus
-from rlightning.errors import DeadlineExceededError
+from rlightning.errors import ConfigError, DeadlineExceededError
 from rlightning.policy import PolicyClient, PolicyDescription
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
@@ -78,6 +78,8 @@ class LocalCluster:
             self.config = prepare(load_config(files, overrides))
             folders = (str(Path(file).resolve().parent) for file in files)
             self.config.services.python_path.extend(dict.fromkeys(folders))
+        if self.config.services.env.replicas > 1:
+            raise ConfigError("services.env.replicas: a LocalCluster has one env server")
         add_import_paths(self.config.services.python_path)
 
     def __enter__(self) -> Self:

@@ -71,8 +71,9 @@ def config_of(run: Path) -> MainConfig:
     for service in (config.services.env, config.services.policy, config.services.buffer):
         if service.address is None:
             service.listen = type(service)().listen
-    if config.services.policy.replicas > 1:
-        config.services.policy.addresses = []
+    for several in (config.services.env, config.services.policy):
+        if several.replicas > 1:
+            several.addresses = []
     return config
 
 

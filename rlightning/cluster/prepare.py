@@ -26,7 +26,7 @@ def prepare(config: MainConfig) -> MainConfig:
     """
     service = config.services.env
     acted = [env for env in config.env if env.driver == "actor"]
-    hosts = service.address is not None or any(env.num_workers for env in acted)
+    hosts = service.elsewhere or any(env.num_workers for env in acted)
     if not config.env and not service.min_clients:
         raise ConfigError(
             "the config has no env; add a section 'env', or services.env.min_clients for envs that "
@@ -39,9 +39,9 @@ def prepare(config: MainConfig) -> MainConfig:
         )
     for env in config.env:
         # A class of the user's own is for the env server to import.
-        if config.services.env.address is None and ":" not in env.backend:
+        if not service.elsewhere and ":" not in env.backend:
             backend_class(env.backend)
-    if config.services.policy.address is None and not config.services.policy.addresses:
+    if not config.services.policy.elsewhere:
         require_policy_server()
         _check_policies(config)
     prepared = config.model_copy(deep=True)
@@ -125,12 +125,16 @@ def check_lockstep(config: MainConfig) -> None:
                 f"train.lockstep: services.{name}.address is set, and a server that the run does "
                 "not start may have served others"
             )
-    policies = services.policy
+    policies, envs = services.policy, services.env
+    independent = any(env.vectorization_mode == "independent" for env in config.env)
     for key, wrong, reason in (
+        ("env.vectorization_mode independent", independent, "rows come when they are ready"),
         ("services.policy.addresses", bool(policies.addresses), "they may have served others"),
         ("services.policy.replicas", policies.replicas > 1, "who answers depends on the load"),
+        ("services.env.addresses", bool(envs.addresses), "they may have served others"),
+        ("services.env.replicas", envs.replicas > 1, "it needs one env server"),
         ("policy.named", bool(config.policy.named), "a frozen policy draws on from where it is"),
-        ("services.env.min_clients", services.env.min_clients > 0, "nobody can seed their envs"),
+        ("services.env.min_clients", envs.min_clients > 0, "nobody can seed their envs"),
         ("buffer.storage.type", storage.type == "sharded", "it needs one buffer server"),
         ("buffer.tables", bool(config.buffer.tables), "it needs one table"),
         ("buffer.rate_limiter", config.buffer.rate_limiter is not None, "turns would wait for it"),
@@ -181,10 +185,11 @@ def check_batch_size(config: MainConfig) -> None:
     """
     service = config.services.env
     buffer = config.sampled
-    if buffer.type != "RolloutBuffer" or service.address is not None or service.min_clients:
+    if buffer.type != "RolloutBuffer" or service.elsewhere or service.min_clients:
         return
     acted = [env for env in config.env if env.driver == "actor"]
-    length, envs = buffer.rollout_length, sum(e.num_workers * e.num_envs for e in acted)
+    length = buffer.rollout_length
+    envs = service.replicas * sum(env.num_workers * env.num_envs for env in acted)
     if config.train.batch_size > length * envs:
         raise ConfigError(
             f"train.batch_size: expected at most {length * envs}, the rows of one rollout "

@@ -25,10 +25,21 @@ _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 LABELS = {"env": "env server", "policy": "policy server", "buffer": "buffer server"}
 
 
+def role_of(section: str) -> str:
+    """Returns the section of the config that is a service's: of `buffer-1`, `buffer`."""
+    return section.partition("-")[0]
+
+
 def label_of(section: str) -> str:
     """Returns what to call a service: of `buffer-1`, one of several, "buffer server 1"."""
     role, _, number = section.partition("-")
     return f"{LABELS[role]} {number}".rstrip()
+
+
+def name_of(section: str) -> str:
+    """Returns what to call files of a service: of `buffer-1`, one of several, `buffer_server-1`."""
+    role, _, number = section.partition("-")
+    return f"{role}_server-{number}".rstrip("-")
 
 
 @dataclass(frozen=True)
@@ -62,8 +73,7 @@ class ServiceProcess:
     ) -> None:
         self.section = section
         self.label = label_of(section)
-        role, _, number = section.partition("-")
-        name = f"{role}_server-{number}".rstrip("-")
+        role, name = role_of(section), name_of(section)
         self.log = logs / f"{name}.log"
         self._announcement = logs / f".{name}.json"
         self._command = [

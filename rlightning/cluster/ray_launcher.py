@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import signal
 import socket
@@ -11,12 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlightning.cluster.launcher import LocalLauncher
-from rlightning.cluster.process import label_of
+from rlightning.cluster.process import label_of, name_of, role_of
 from rlightning.cluster.ray_actor import ServiceActor
 from rlightning.cluster.runs import Run
 from rlightning.errors import ClusterError, ConfigError
 from rlightning.rpc.auth import is_loopback
-from rlightning.utils.config import MainConfig
+from rlightning.utils.config import Config, MainConfig
 
 # Beyond the grace of a service, for the answer of its actor.
 _MARGIN_S = 5.0
@@ -33,10 +34,11 @@ EFFECTIVE = frozenset({"cluster", "policy.eval_num_gpus", "env.num_cpus", "env.n
 class RayLauncher(LocalLauncher):
     """The services of one run: those without a configured `address` as actors of a Ray cluster.
 
-    Each has a bundle of one placement group, spread over the nodes. A service that ends is started
-    again where it was; when a node is gone, Ray starts its actors again on another one. Every
-    service keeps its port wherever it is, and is dialled at all nodes: gRPC connects to the one
-    that answers. So nobody needs to be told that it has moved.
+    Each has a bundle of one placement group, spread over the nodes; with `buffer.node_affinity_env`
+    each shard shares its bundle with the env servers whose rows it keeps. A service that ends is
+    started again where it was; when a node is gone, Ray starts its actors again on another one.
+    Every service keeps its port wherever it is, and is dialled at all nodes: gRPC connects to the
+    one that answers. So nobody needs to be told that it has moved.
 
     Args:
         config: Config of the run; copied.
@@ -44,7 +46,7 @@ class RayLauncher(LocalLauncher):
         report: Takes one line for people; called from several threads.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed, or the env servers cannot be dealt out to the shards.
     """
 
     def __init__(self, config: MainConfig, run: Run, *, report: Callable[[str], None]) -> None:
@@ -56,6 +58,8 @@ class RayLauncher(LocalLauncher):
         if config.services.restart_window_s == 0:
             config.services.restart_window_s = _RESTART_WINDOW_S
         super().__init__(config, run, report=report)
+        self._shard_of = self._pair() if config.buffer.node_affinity_env else {}
+        self.config.buffer.node_affinity_env = False  # settled by who is placed beside whom
         self._ray: Any = ray
         self._connected = False
         self._group: Any = None
@@ -81,7 +85,7 @@ class RayLauncher(LocalLauncher):
         self._all_started = True
 
     def stop(self) -> None:
-        """Stops the services, the env server first; one that overstays its grace is killed."""
+        """Stops the services, env servers first; one that overstays its grace is killed."""
         try:
             super().stop()
         finally:
@@ -123,17 +127,12 @@ class RayLauncher(LocalLauncher):
             listener.address = f"{host}:{port}"
             at = [f"{one}:{port}" for one in hosts]
             service.address = at[0] if len(at) == 1 else f"ipv4:{','.join(at)}"
-        if self._replicas:
-            self.config.services.policy.addresses = [
-                replica.dial_address for replica in self._replicas.values()
-            ]
-        if self._shards:
-            self.config.buffer.storage.addresses = [
-                shard.dial_address for shard in self._shards.values()
-            ]
-        self._group = self._reserve(ours)
-        for index, section in enumerate(ours):
-            self._actors[section] = self._make_actor(section, index)
+        self._tell_addresses(ours)
+        bundles = self._bundles(ours)
+        self._group = self._reserve(bundles)
+        for index, sections in enumerate(bundles):
+            for section in sections:
+                self._actors[section] = self._make_actor(section, index)
         for section in ours:
             follower = threading.Thread(target=self._follow, args=(section,), daemon=True)
             follower.start()
@@ -148,15 +147,39 @@ class RayLauncher(LocalLauncher):
         here = self._ray.util.get_node_ip_address()
         return ["127.0.0.1"] if hosts == [here] else hosts
 
-    def _reserve(self, sections: list[str]) -> Any:
-        """Returns a placement group with a bundle for each service, once there is room for all."""
+    def _pair(self) -> dict[str, str]:
+        """Returns the buffer server that each env server shares a node with."""
+        shards = self._shards or ("buffer",)
+        if any(self._service(one).address is not None for one in (*shards, *self._env_servers)):
+            raise ConfigError(
+                "buffer.node_affinity_env: with this launcher for servers that it places, not for "
+                "those with addresses"
+            )
+        if len(self._env_servers) % len(shards):
+            raise ConfigError(
+                f"services.env.replicas: with buffer.node_affinity_env, expected a multiple of the "
+                f"{len(shards)} shards, got {len(self._env_servers)}"
+            )
+        return dict(zip(self._env_servers, itertools.cycle(shards)))
+
+    def _bundles(self, sections: list[str]) -> list[list[str]]:
+        """Returns which services share a node, for sure."""
+        with_shards: dict[str, list[str]] = {}
+        for section in sections:
+            with_shards.setdefault(self._shard_of.get(section, section), []).append(section)
+        return list(with_shards.values())
+
+    def _reserve(self, bundles: list[list[str]]) -> Any:
+        """Returns a placement group with these bundles, once there is room for all."""
         from ray.util.placement_group import placement_group
 
-        group = placement_group([self._needs(one) for one in sections], strategy="SPREAD")
+        needs = [self._needs_of(sections) for sections in bundles]
+        group = placement_group(needs, strategy="SPREAD")
         timeout_s = self.config.services.start_timeout_s
         if not group.wait(timeout_s):
             self._ray.util.remove_placement_group(group)
-            needed = ", ".join(f"{label_of(one)} {self._needs(one)}" for one in sections)
+            labels = [" with ".join(map(label_of, sections)) for sections in bundles]
+            needed = ", ".join(f"{label} {need}" for label, need in zip(labels, needs, strict=True))
             raise ClusterError(
                 f"the Ray cluster has no room after {timeout_s:g} s (services.start_timeout_s): "
                 f"needed are {needed}; it has {self._ray.available_resources()}"
@@ -165,15 +188,23 @@ class RayLauncher(LocalLauncher):
 
     def _needs(self, section: str) -> dict[str, float]:
         """Returns the resources that a service reserves."""
-        envs = self.config.env if section == "env" else []
+        envs = self.config.env if role_of(section) == "env" else []
         cpus = sum(env.num_cpus * env.num_workers for env in envs)
         gpus = sum(env.num_gpus * env.num_workers for env in envs)
-        if section.partition("-")[0] == "policy":
+        if role_of(section) == "policy":
             device = self.config.policy.device
             there = self._ray.cluster_resources().get("GPU", 0) > 0
             if device.startswith("cuda") or (device == "auto" and there):
                 gpus = self.config.policy.eval_num_gpus
         return {"CPU": max(1.0, cpus)} | ({"GPU": gpus} if gpus else {})
+
+    def _needs_of(self, sections: list[str]) -> dict[str, float]:
+        """Returns the resources that services reserve together."""
+        total: dict[str, float] = {}
+        for section in sections:
+            for resource, amount in self._needs(section).items():
+                total[resource] = total.get(resource, 0.0) + amount
+        return total
 
     def _make_actor(self, section: str, index: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -193,8 +224,15 @@ class RayLauncher(LocalLauncher):
 
     def _files(self, section: str) -> Iterator[tuple[str, str]]:
         yield "config.yaml", self.config.to_yaml()
-        if section in {*self._shards, *self._replicas}:
+        if section in {*self._shards, *self._replicas, *self._shard_of}:
             yield f"{section}.yaml", self._own_config(section).to_yaml()
+
+    def _own_config(self, section: str) -> Config:
+        own = super()._own_config(section).to_dict()
+        if section in self._shard_of:  # it knows no other buffer server
+            storage = {"type": "unified", "addresses": [self.address(self._shard_of[section])]}
+            own["buffer"] = {"storage": storage}
+        return Config.from_dict(own)
 
     def _follow(self, section: str) -> None:
         """Starts a service again whenever it has ended."""
@@ -225,7 +263,7 @@ class RayLauncher(LocalLauncher):
     def _remove(self) -> None:
         """Stops what was placed, keeps its logs, and gives the room back."""
         self._stopping.set()
-        for sections in (("env",), self.sections[:-1]):
+        for sections in (self._env_servers, self._dialled):
             self._stop_actors([one for one in sections if one in self._actors])
         if self._group is not None:
             self._ray.util.remove_placement_group(self._group)
@@ -240,9 +278,7 @@ class RayLauncher(LocalLauncher):
         for section, answer in asked.items():
             try:
                 log = self._ray.get(answer, timeout=grace_s + 2.0 + _MARGIN_S)
-                role, _, number = section.partition("-")
-                name = f"{role}_server-{number}".rstrip("-")
-                (self._run.logs / f"{name}.log").write_text(log, encoding="utf-8")
+                (self._run.logs / f"{name_of(section)}.log").write_text(log, encoding="utf-8")
             except self._ray.exceptions.RayError as error:
                 self._report(f"the {label_of(section)} is not stopped in order: {error}")
             self._followers[section].join(_MARGIN_S)  # or Ray would tell of a call that was cut off

@@ -29,7 +29,7 @@ from rlightning.errors import (
 )
 from rlightning.latency import LatencyStats
 from rlightning.policy import PolicyDescription, PolicyFleet
-from rlightning.policy.publisher import publish_timeout_s
+from rlightning.policy.transfer import transfer_timeout_s
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
 from rlightning.utils.config import MainConfig, ServiceConfig
@@ -83,7 +83,7 @@ class RemoteBackend:
         self._loop.run(self._open())
         try:
             self._patiently(lambda _: self._samples.start(_CONNECT_S))
-            if self._launcher.config.services.env.address is not None:
+            if not self._launcher.hosts_envs:
                 self._patiently(self._env.look)  # what it has done before is not of this run
         except BaseException:
             self._loop.run(self._close())
@@ -100,9 +100,7 @@ class RemoteBackend:
 
     async def _open(self) -> None:
         services = self._launcher.config.services
-        self._env = EnvServers(
-            services.env, fresh=services.env.address is None, report=self._report
-        )
+        self._env = EnvServers(services.env, fresh=self._launcher.hosts_envs, report=self._report)
         self._policy = policy_fleet(self._launcher.config)
         await self._policy.start()
         self._buffers = buffer_clients(self._launcher.config)
@@ -165,7 +163,7 @@ class RemoteBackend:
             del self._publishing[next(iter(self._publishing))]
         self._patiently(
             lambda timeout_s: self._policy.publish(version, weights, timeout_s=timeout_s),
-            max(_PATIENCE_S, publish_timeout_s(len(weights))),
+            max(_PATIENCE_S, transfer_timeout_s(len(weights))),
         )
 
     def hold(self, wanted: bool) -> None:

@@ -465,7 +465,7 @@ def targets_of(config: MainConfig, auth: ClientAuthConfig | None = None) -> list
     return [
         *_dialled("policy", services.policy, lambda: services.policy.dial_addresses, auth),
         *_dialled("buffer", services.buffer, lambda: config.buffer_addresses, auth),
-        *_dialled("env", services.env, lambda: [services.env.dial_address], auth),
+        *_dialled("env", services.env, lambda: services.env.dial_addresses, auth),
     ]
 
 

@@ -13,8 +13,11 @@ from rlightning.learner.loop import Algorithm, LearnerStats, Source, Update, nex
 from rlightning.learner.ranks import ALONE, Order, Ranks
 from rlightning.utils.config import LearnerConfig, TrainConfig
 
-# How often to ask how far the envs are: each time may be a call over the network.
+# How often to ask how far the envs are: each time may be a call to hundreds of servers, so that it
+# is less often where it would take more than a part of the time.
 _ASK_EVERY_S = 0.005
+_ASK_PART = 0.2
+_ASK_AT_LEAST_S = 2.0
 # How long to wait for a batch before actors that are held are let go for it.
 _LOOK_S = 0.05
 _NO_AGES = np.zeros(0, np.int64)
@@ -126,7 +129,7 @@ def train_from_replay(
     pace = Pace(learner, train.max_env_steps)
     stats.policy_version = next_version(source, stats, train) - 1
     weights, published_at = b"", -1
-    holding, asked = False, 0.0
+    holding, asked, ask_s = False, 0.0, _ASK_EVERY_S
 
     def publish() -> None:
         nonlocal weights, published_at
@@ -141,9 +144,12 @@ def train_from_replay(
     publish()
     try:
         while not stop() and stats.updates != train.max_epochs:
-            if not holding and time.monotonic() - asked >= _ASK_EVERY_S:
+            begun = time.monotonic()
+            if not holding and begun - asked >= ask_s:
                 stats.env_steps = before + source.env_steps()
                 asked = time.monotonic()
+                ask_s = (asked - begun) / _ASK_PART
+                ask_s = min(max(_ASK_EVERY_S, ask_s), _ASK_AT_LEAST_S)
             hold = not train.lockstep and pace.hold(stats.env_steps, stats.updates)
             if hold != holding:
                 source.hold(hold)

@@ -15,21 +15,14 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.policy.remote_policy import PolicyClient
+from rlightning.policy.transfer import transfer_timeout_s
 from rlightning.utils.waiting import wait_within
 
 _LOG = logging.getLogger(__name__)
 
-# What an attempt may take besides the transfer, and the slowest line that weights get through.
-_TIMEOUT_S = 10.0
-_LEAST_BYTES_PER_S = 2**16
 # Between two attempts to reach a server that is away.
 _PAUSE_S = 0.2
 _FAREWELL_S = 1.0
-
-
-def publish_timeout_s(nbytes: int) -> float:
-    """Returns how long one attempt to publish weights of some bytes may take, in seconds."""
-    return _TIMEOUT_S + nbytes / _LEAST_BYTES_PER_S
 
 
 def late_message(version: int, timeout_s: float, trouble: RemoteError | None) -> str:
@@ -176,7 +169,7 @@ class WeightPublisher:
             version,
             data,
             learner_id=self._learner_id,
-            timeout_s=publish_timeout_s(len(data)),
+            timeout_s=transfer_timeout_s(len(data)),
             retry=False,
         )
         self.acked = version

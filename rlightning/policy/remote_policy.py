@@ -19,12 +19,13 @@ from rlightning.errors import (
     PolicyError,
     PreconditionError,
     RemoteError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
 from rlightning.latency.stages import ACT, ActStamps
 from rlightning.policy.carried import CarriedState
-from rlightning.policy.replicas import Endpoint, Replicas
+from rlightning.policy.replicas import Replicas
 from rlightning.policy.transfer import (
     SERVICE,
     describe,
@@ -34,6 +35,8 @@ from rlightning.policy.transfer import (
 )
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.client import SessionClient
+from rlightning.rpc.replicas import Endpoint
+from rlightning.rpc.spec import shared_bytes
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.config import DEFAULT_POLICY, ClientAuthConfig, RpcConfig
@@ -199,6 +202,7 @@ class PolicyClient:
             on_message=self._on_message,
             on_failure=self._on_failure,
             route=self._route,
+            shared_bytes=shared_bytes(self._spec, self._channel.rpc),
         )
         await self._session.start(timeout_s)
 
@@ -295,8 +299,10 @@ class PolicyClient:
             self._unanswered = None
         except DeadlineExceededError:
             raise
-        except BaseException:
+        except BaseException as error:
             self._unanswered = None
+            if session.memory and isinstance(error, (CodecError, ResourceExhaustedError)):
+                session.memory.free(ask.sent_ns)  # nothing was sent
             raise
         finally:
             self._ask = None
@@ -343,7 +349,12 @@ class PolicyClient:
         )
 
     async def pull_weights(
-        self, min_version: int = 0, *, timeout_s: float = 60.0, max_bytes: int | None = None
+        self,
+        min_version: int = 0,
+        *,
+        timeout_s: float = 60.0,
+        max_bytes: int | None = None,
+        flowing: bool = False,
     ) -> tuple[int, bytes]:
         """Returns version and safetensors bytes of the weights in use.
 
@@ -351,9 +362,11 @@ class PolicyClient:
             min_version: Wait until the version is at least this.
             timeout_s: How long to try and wait, in seconds.
             max_bytes: The most that is taken; None: what the server announces.
+            flowing: Give up a server that sends nothing, or less than 64 KiB a second, for 10 s.
 
         Raises:
             NotFoundError: None were ever published.
+            DeadlineExceededError: They did not come in time.
             PreconditionError: `min_version` did not come in time; the message tells which one is
                 there.
             RemoteError: What came is not what was announced.
@@ -364,6 +377,7 @@ class PolicyClient:
             timeout_s=timeout_s,
             policy=self._policy,
             max_bytes=max_bytes,
+            flowing=flowing,
         )
 
     async def watch_weights(self, version: int = 0) -> AsyncIterator[tuple[int, bytes]]:
@@ -465,7 +479,9 @@ class PolicyClient:
         step.mode = int(ask.mode)  # type: ignore[assignment]  # stubs want the generated enum
         step.purpose = int(ask.purpose)  # type: ignore[assignment]
         step.reset_state = ask.reset_state
-        writer = Writer()
+        if session.memory is not None:
+            session.memory.begin(ask.sent_ns)
+        writer = Writer(memory=session.memory)
         fill_env_ret(step.env_ret, ask.env_ret, writer)
         if self._carried is not None and not ask.reset_state:
             fill_value(step.state, self._carried.of(ask.env_ret), writer)
@@ -478,6 +494,8 @@ class PolicyClient:
         message = reader.message
         ask = self._ask
         answer = message.answer
+        if self._session is not None and self._session.memory is not None:
+            self._session.memory.free(message.timing.echo_sent_ns)
         # A late answer must not reach a newer observation; a repeated one has been taken already.
         if ask is None or answer.seq != ask.seq or ask.answer.done():
             return

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlightning.errors import DeadlineExceededError, RemoteError, UnavailableError
 from rlightning.policy.transfer import look
 from rlightning.rpc.channel import Channel, connect
-from rlightning.rpc.replicas import auth_of_replica, find_replicas
+from rlightning.rpc.replicas import Endpoint, resolve
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 
 # A replica that says nothing for so long is not the one to go to.
@@ -22,36 +22,6 @@ _LOOK_S = 1.0
 # yet, or all sessions would go to the first.
 _SETTLE_S = 2.0
 _SETTLE_PAUSE_S = 0.05
-
-
-class Endpoint(NamedTuple):
-    """One server of those behind an address."""
-
-    address: str
-    """Where it is dialled."""
-    behind: str
-    """The address behind which it was found."""
-
-    def auth(self, auth: ClientAuthConfig | None) -> ClientAuthConfig | None:
-        """Returns what to show it, and to expect of it."""
-        return auth_of_replica(auth, self.behind, self.address)
-
-
-async def resolve(addresses: Sequence[str]) -> list[Endpoint]:
-    """Returns the servers behind some addresses: a name may have several.
-
-    Args:
-        addresses: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`, each.
-
-    Raises:
-        UnavailableError: A name is not known.
-    """
-    found = await asyncio.gather(*map(find_replicas, addresses))
-    return [
-        Endpoint(replica, address)
-        for address, replicas in zip(addresses, found, strict=True)
-        for replica in replicas
-    ]
 
 
 class _Load(NamedTuple):
@@ -116,6 +86,8 @@ class Replicas:
     def arrived(self, endpoint: Endpoint) -> None:
         """Takes note that it is there, or will not come."""
         self._coming[endpoint] -= 1
+        if not self._coming[endpoint]:
+            del self._coming[endpoint]
 
     async def choose(self, min_version: int, before: Endpoint | None = None) -> Endpoint:
         """Returns where a session is to go.
@@ -129,6 +101,7 @@ class Replicas:
                 cannot be resolved.
         """
         endpoints = await resolve(self._addresses)
+        await self._forget_all_but(endpoints)
         if len(endpoints) == 1:
             return endpoints[0]
         settled = time.monotonic() + _SETTLE_S
@@ -150,6 +123,11 @@ class Replicas:
                 return min(fits)[1]
             await asyncio.sleep(_SETTLE_PAUSE_S)
 
+    async def _forget_all_but(self, endpoints: Sequence[Endpoint]) -> None:
+        """Closes the connections to servers that are gone from the names."""
+        gone = [self._channels.pop(one) for one in self._channels.keys() - set(endpoints)]
+        await asyncio.gather(*(channel.close() for channel in gone))
+
     async def _look(self, endpoint: Endpoint) -> _Load | RemoteError | _NotServing:
         """Returns what a server has to do, or why it is not to be chosen."""
         channel = self._channels.get(endpoint)
@@ -163,6 +141,10 @@ class Replicas:
             return error
         if not found.serving:
             return _NotServing(endpoint.address)
+        if found.sessions < 0:
+            return RemoteError(
+                f"sessions: expected 0 or more, got {found.sessions}", peer=endpoint.address
+            )
         return _Load(found.policy_version, found.sessions)
 
 

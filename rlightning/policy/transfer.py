@@ -7,14 +7,16 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from io import BytesIO
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from rlightning.errors import RemoteError, UnavailableError
+from rlightning.errors import DeadlineExceededError, RemoteError, UnavailableError
 from rlightning.latency import ClockOffset
 from rlightning.rpc.channel import Channel, stream_unary, unary, unary_stream
 from rlightning.rpc.protocol import measure, stamp
+from rlightning.utils.waiting import wait_within
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.wire import split_batch
 
@@ -22,6 +24,15 @@ SERVICE = "rlightning.v1.PolicyService"
 """Full name of the policy service."""
 
 _T = TypeVar("_T")
+
+# What a transfer may take besides its bytes, and the slowest line that weights get through.
+_TIMEOUT_S = 10.0
+_LEAST_BYTES_PER_S = 2**16
+
+
+def transfer_timeout_s(nbytes: int) -> float:
+    """Returns how long one attempt to move weights of some bytes may take, in seconds."""
+    return _TIMEOUT_S + nbytes / _LEAST_BYTES_PER_S
 
 
 async def send_weights(
@@ -70,6 +81,7 @@ async def fetch_weights(
     timeout_s: float,
     policy: str = "",
     max_bytes: int | None = None,
+    flowing: bool = False,
 ) -> tuple[int, bytes]:
     """Returns version and bytes of the weights in use; see `PolicyClient.pull_weights`."""
 
@@ -82,10 +94,18 @@ async def fetch_weights(
             timeout=left_s,
         )
         header = pb.WeightsHeader()
-        parts: list[bytes] = []
+        received = BytesIO()  # joining parts would need all of it twice
         left = 0
+        began = time.monotonic()
         async with aclosing(responses):
-            async for response in responses:
+            while True:
+                wait_s = None
+                if flowing:
+                    allowed_s = transfer_timeout_s(header.total_bytes - left)
+                    wait_s = allowed_s - (time.monotonic() - began)
+                response = await _next_of(responses, wait_s, channel.address)
+                if response is None:
+                    break
                 if response.WhichOneof("body") == "header":
                     header, left = response.header, response.header.total_bytes
                     if max_bytes is not None and left > max_bytes:
@@ -100,8 +120,8 @@ async def fetch_weights(
                         f"expected {header.total_bytes} bytes of weights, as announced",
                         peer=channel.address,
                     )
-                parts.append(response.chunk)
-        data = b"".join(parts)
+                received.write(response.chunk)
+        data = received.getvalue()
         if await _sha256(data) != header.sha256:
             raise RemoteError("the weights' checksum does not match", peer=channel.address)
         return header.policy_version, data
@@ -162,6 +182,14 @@ async def look(
 
 async def _sha256(data: bytes) -> bytes:
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+
+
+async def _next_of(responses: AsyncIterator[_T], timeout_s: float | None, peer: str) -> _T | None:
+    """Returns the next response, or None after the last one."""
+    try:
+        return await wait_within(anext(responses, None), timeout_s)
+    except asyncio.TimeoutError:
+        raise DeadlineExceededError("the weights do not come, or too slowly", peer=peer) from None
 
 
 async def _until_reached(call: Callable[[float], Awaitable[_T]], timeout_s: float) -> _T:

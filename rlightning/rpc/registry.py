@@ -40,12 +40,14 @@ class SessionRegistry:
         max_sessions: Sessions that may be held; default: `rpc.max_sessions`.
 
     Attributes:
+        shared_bytes: Size of the tensors that came through shared memory so far.
         messages: Counts the messages of all its streams.
     """
 
     def __init__(self, rpc: RpcConfig, method: str, max_sessions: int | None = None) -> None:
         self.rpc = rpc
         self.method = method
+        self.shared_bytes = 0
         self.messages = Messages()
         self._max_sessions = rpc.max_sessions if max_sessions is None else max_sessions
         self._lease_ns = int(rpc.lease_s * 1e9)

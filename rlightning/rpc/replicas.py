@@ -5,13 +5,48 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rlightning.errors import UnavailableError
 from rlightning.utils.config.rpc import ClientAuthConfig
 from rlightning.utils.waiting import wait_within
 
+_NAMES_S = 2.0
 
-async def find_replicas(address: str, *, timeout_s: float = 2.0) -> list[str]:
+
+class Endpoint(NamedTuple):
+    """One server of those behind an address."""
+
+    address: str
+    """Where it is dialled."""
+    behind: str
+    """The address behind which it was found."""
+
+    def auth(self, auth: ClientAuthConfig | None) -> ClientAuthConfig | None:
+        """Returns what to show it, and to expect of it."""
+        return auth_of_replica(auth, self.behind, self.address)
+
+
+async def resolve(addresses: Sequence[str], *, timeout_s: float = _NAMES_S) -> list[Endpoint]:
+    """Returns the servers behind some addresses: a name may have several.
+
+    Args:
+        addresses: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`, each.
+        timeout_s: How long to wait for the answer of a name server.
+
+    Raises:
+        UnavailableError: A name is not known.
+    """
+    found = await asyncio.gather(*(find_replicas(one, timeout_s=timeout_s) for one in addresses))
+    return [
+        Endpoint(replica, address)
+        for address, replicas in zip(addresses, found, strict=True)
+        for replica in replicas
+    ]
+
+
+async def find_replicas(address: str, *, timeout_s: float = _NAMES_S) -> list[str]:
     """Returns the addresses of the servers that an address stands for, in ascending order.
 
     A name with several A records, or AAAA records if it has no others, is that of several servers:

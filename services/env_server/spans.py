@@ -104,7 +104,10 @@ class SpanExport:
 
         began_ns = time.time_ns() - time.monotonic_ns()
         for trace in traces:
-            about = {"rlightning.env_id": trace.env_id, "rlightning.seq": trace.seq}
+            about: dict[str, str | int] = {
+                "rlightning.env_id": trace.env_id,
+                "rlightning.seq": trace.seq,
+            }
             start_ns = began_ns + trace.start_ns
             step = self._tracer.start_span(
                 "step", _context_of(trace.traceparent), start_time=start_ns, attributes=about

@@ -17,8 +17,8 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.policy.remote_policy import PolicyClient
-from rlightning.policy.replicas import resolve
 from rlightning.policy.weight_store import Weights
+from rlightning.rpc.replicas import resolve
 from rlightning.utils.config import PolicyServiceConfig
 
 if TYPE_CHECKING:
@@ -84,10 +84,19 @@ async def _take_newest(host: PolicyHost, found: Sequence[tuple[int, PolicyClient
 async def _take(host: PolicyHost, client: PolicyClient, version: int) -> bool:
     """Installs the weights of a replica; returns whether that worked."""
     try:
-        version, data = await client.pull_weights(
-            version, timeout_s=_PULL_S, max_bytes=host.max_weights_bytes
+        # It has them, as it says, or is not waited for.
+        found, data = await client.pull_weights(
+            timeout_s=_PULL_S, max_bytes=host.max_weights_bytes, flowing=True
         )
-        await host.publish(await asyncio.to_thread(Weights.of, version, data))
+        if found < version:
+            raise RemoteError(f"version {found} came", peer=client.address)
+        weights = await asyncio.to_thread(Weights.of, found, data)
+    except RemoteError as error:
+        _LOG.warning("version %d of %s is not used: %s", version, client.address, error)
+        return False
+    version = found
+    try:
+        await host.publish(weights)
     except PreconditionError:
         return True  # the learner was faster
     except (RemoteError, PolicyError) as error:

@@ -8,8 +8,11 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from torch.distributed.run import get_args_parser
 
 from rlightning.cli.app import app
+from rlightning.cluster.keys import make_keys
+from rlightning.cluster.prepare import check_ranks
 from rlightning.rpc.health import Health
 from rlightning.utils.config import load_config
 from tests.manifests import OVERLAYS, find, left_to_the_run, matches, pods, render
@@ -38,10 +41,13 @@ def config_of(tmp_path, monkeypatch):
                 (tmp_path / name).write_text(files[name])
                 paths.append(tmp_path / name)
         assert len(paths) == 2
+        settings = [
+            o.removeprefix("--set=") for o in container["command"] if o.startswith("--set=")
+        ]
         for variable in container.get("env", ()):
             if variable["name"].startswith("RLIGHTNING__"):
                 monkeypatch.setenv(variable["name"], variable["value"])
-        return load_config(paths)
+        return load_config(paths, settings)
 
     return load
 
@@ -69,8 +75,9 @@ def test_commands_ports_and_probes_are_those_of_the_services(overlay, config_of)
         config = config_of(overlay, pod, container)
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         if name == "learner":
-            assert container["command"][0] == "rlightning"
-            assert container["command"][1] in {c.callback.__name__ for c in app.registered_commands}
+            command = container["command"]
+            subcommand = command[command.index("rlightning") + 1]
+            assert subcommand in {c.callback.__name__ for c in app.registered_commands}
             assert config.learner.metrics == f"0.0.0.0:{ports['metrics']}"
             continue
         part = SERVERS[name]
@@ -229,6 +236,28 @@ def test_the_network_lets_through_who_has_to_and_nobody_else(overlay):
     assert public == ("env-server-public" in find(overlay, "Service"))
 
 
+def test_what_the_load_balancer_reaches_is_the_listener_with_tls_and_its_files_are_those_of_keys(
+    config_of, tmp_path
+):
+    ((pod, container),) = ((p, c) for name, p, c in ours("overlays/all") if name == "env-server")
+    (listener,) = (
+        one
+        for one in config_of("overlays/all", pod, container).services.env.listen
+        if one.tls is not None
+    )
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    (public,) = find("overlays/all", "Service")["env-server-public"]["spec"]["ports"]
+    assert ports[public["targetPort"]] == int(listener.address.rpartition(":")[2])
+    # A client of docs/remote-clients.md dials the same port as with compose.
+    assert public["port"] == 50051
+    made = make_keys(tmp_path / "keys", ["localhost"])
+    (volume,) = (v["secret"] for v in pod["spec"]["volumes"] if "secret" in v)
+    (mount,) = (m for m in container["volumeMounts"] if m["name"] == volume["secretName"])
+    for file in (listener.tls.cert_file, listener.tls.key_file, listener.tokens):
+        assert Path(file).parent == Path(mount["mountPath"])
+        assert Path(file).name in {one.name for one in made}
+
+
 def test_on_gpus_run_policy_server_and_learner_alone():
     wants = {
         name
@@ -240,6 +269,26 @@ def test_on_gpus_run_policy_server_and_learner_alone():
         assert bool(pod["spec"].get("nodeSelector")) == (name in wants)
         if name in wants:
             assert container["image"] == "rlightning/policy_server:cuda"
+
+
+def test_ranks_that_torchrun_starts_share_one_buffer_and_have_a_gpu_each(config_of):
+    found = {name: (pod, container) for name, pod, container in ours("overlays/torchrun")}
+    pod, container = found["learner"]
+    command = container["command"]
+    at = command.index("rlightning")
+    assert command[:3] == ["python", "-m", "torch.distributed.run"]
+    assert importlib.util.find_spec(command[2])
+    torchrun = get_args_parser().parse_args(command[3 : at + 1])
+    assert (torchrun.standalone, torchrun.module) == (True, True)
+    ranks = int(torchrun.nproc_per_node)
+    assert ranks == container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert importlib.util.find_spec("rlightning.__main__")
+    config = config_of("overlays/torchrun", pod, container)
+    assert config.train.parallel == "ddp"
+    check_ranks(config, ranks, in_process=False)
+    for other in SERVERS:
+        buffers = config_of("overlays/torchrun", *found[other]).buffer
+        assert buffers.storage == config.buffer.storage
 
 
 def test_jobs_of_prometheus_are_called_as_in_compose():

@@ -1,4 +1,4 @@
-"""Training over two policy servers, of which one is killed."""
+"""Training over two policy servers, or two env servers, of which one is killed."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from tests.e2e.command import CARTPOLE, SMALL, Command, settings
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 
-def policy_server(command, index):
+def replica(command, role, index):
     """Process id of a replica."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -24,16 +24,19 @@ def policy_server(command, index):
             words = (folder / "cmdline").read_bytes().decode()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(parent) == command.process.pid and f"policy-{index}.yaml" in words:
+        if int(parent) == command.process.pid and f"{role}-{index}.yaml" in words:
             return int(folder.name)
     raise AssertionError(f"no replica {index}")
 
 
-def test_a_replica_is_killed_and_the_run_goes_on(tmp_path):
+@pytest.mark.parametrize("role", ["policy", "env"])
+def test_a_replica_is_killed_and_the_run_goes_on(role, tmp_path):
     options = settings(
         *(one for one in SMALL if "max_env_steps" not in one),
-        "services.policy.replicas=2",
+        f"services.{role}.replicas=2",
         "train.max_env_steps=1_000_000",
+        # A rollout waits for the rows of an env server that may come back.
+        "services.buffer.rpc={heartbeat_s: 0.5, lease_s: 2, resume_window_s: 1}",
     )
     with ExitStack() as stack:
         command = stack.enter_context(Command("train", CARTPOLE, *options, cwd=tmp_path))
@@ -42,9 +45,9 @@ def test_a_replica_is_killed_and_the_run_goes_on(tmp_path):
             return max(map(int, re.findall(r"version (\d+)", command.stdout)), default=0)
 
         wait_until(lambda: newest() > 2, 60)
-        os.kill(policy_server(command, 0), signal.SIGKILL)
-        command.wait_for("the policy server 0 was killed by SIGKILL", 10)
-        again = command.wait_for(r"^  (\S.*policy_server .*policy-0\.yaml.*)$", 10)[1]
+        os.kill(replica(command, role, 0), signal.SIGKILL)
+        command.wait_for(f"the {role} server 0 was killed by SIGKILL", 10)
+        again = command.wait_for(rf"^  (\S.*{role}_server .*{role}-0\.yaml.*)$", 10)[1]
         before = newest()
         wait_until(lambda: newest() > before + 1, 30, "the run stands still")
         by_hand = stack.enter_context(
@@ -56,8 +59,8 @@ def test_a_replica_is_killed_and_the_run_goes_on(tmp_path):
             )
         )
         stack.callback(by_hand.kill)
-        command.wait_for("the policy server 0 is SERVING again", 30)
-        os.kill(policy_server(command, 1), signal.SIGKILL)
+        command.wait_for(f"the {role} server 0 is SERVING again", 30)
+        os.kill(replica(command, role, 1), signal.SIGKILL)
         before = newest()
         wait_until(lambda: newest() > before + 1, 30, "the run stands still")
         command.interrupt()

@@ -28,6 +28,18 @@ def two_nodes() -> Iterator[tuple[Any, Any]]:
         cluster.shutdown()
 
 
+def bundles_of_services() -> list[dict[str, float]]:
+    """Returns what each bundle of services reserves."""
+    import ray
+
+    return [
+        {"CPU": bundle["CPU"]}
+        for group in ray.util.placement_group_table().values()
+        if group["state"] == "CREATED"
+        for _, bundle in sorted(group["bundles"].items())
+    ]
+
+
 def nodes_of_services() -> set[str]:
     """Returns the nodes that services are placed on."""
     import ray

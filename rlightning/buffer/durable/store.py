@@ -124,6 +124,10 @@ class DurableStore:
         directory, recovery = self._directory, self._recovery
         if directory is None or recovery is None:
             return
+        if not recovery.storage_id:
+            self.writers.clear()
+            for table in self._tables.values():
+                table.orphan()
         if self.durable:
             journal = Journal(
                 directory.journal,
@@ -138,10 +142,6 @@ class DurableStore:
                 self.storage_id = recovery.storage_id
             config = {name: saved_config(table) for name, table in self._tables.items()}
             self._append(Kind.START, {"storage_id": self.storage_id, "config": config})
-        if not recovery.storage_id:
-            self.writers.clear()
-            for table in self._tables.values():
-                table.producers.orphan()
         if recovery.left_behind and self.durable:
             await self.checkpoint()  # so that the journal that was left behind is never read again
         await self.settled()
@@ -290,7 +290,7 @@ class DurableStore:
 
     def _nbytes(self) -> int:
         return sum(
-            storage.container.nbytes
+            storage.nbytes
             for table in self._tables.values()
             for storage in table.buffer.storages.values()
         )

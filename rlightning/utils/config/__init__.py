@@ -32,6 +32,7 @@ from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfi
 from rlightning.utils.config.services import (
     EnvServiceConfig,
     PolicyServiceConfig,
+    ReplicatedServiceConfig,
     ServiceConfig,
     ServicesConfig,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "PolicyConfig",
     "PolicyServiceConfig",
     "RateLimiterConfig",
+    "ReplicatedServiceConfig",
     "RpcConfig",
     "SamplerConfig",
     "ServiceConfig",

@@ -41,7 +41,7 @@ class ServiceConfig(Config):
             is absent.
         auth: What those who dial it show and expect.
         rpc: Limits and times of its connections, on both sides.
-        replicas: Processes that do its work; one, but for the policy server.
+        replicas: Processes that do its work; one, but for `ReplicatedServiceConfig`.
         metrics: HOST:PORT where it shows its metrics to Prometheus, under `/metrics`; a port alone
             stands for one on 127.0.0.1, port 0 lets the system choose; None: nowhere.
     """
@@ -89,44 +89,8 @@ class ServiceConfig(Config):
         return f"{host}:{port}" if host else address
 
 
-class EnvServiceConfig(ServiceConfig):
-    """The env server.
-
-    Attributes:
-        pipeline_depth: Groups of rows in one env worker, each with one observation awaiting its
-            answer, so that stepping overlaps inference; a worker with one sub-env has one group.
-        chunk_ahead: Where an answer carries several actions: how many are left to be executed when
-            the next answer is asked for; 0: none, and the env waits for it.
-        step_inline_below_us: Env steps whose measured median is below this, in microseconds, run on
-            the event loop, since handing them to a thread would cost more; 0 hands over all.
-        attached_driver: Who steps the envs that clients attach: the `actor` loop, or an `external`
-            program through `EnvService.Step`.
-        min_clients: How many clients have to be attached before any env is stepped.
-        clients_timeout_s: Seconds within which they have to be there; the server fails if not.
-        replica: Name of this env server where several run the same config: it is part of the ids of
-            the envs hosted here, and makes their seeds others. `auto` takes the name of the
-            machine; None: there is no other.
-    """
-
-    pipeline_depth: int = Field(default=2, ge=1)
-    chunk_ahead: int = Field(default=0, ge=0)
-    step_inline_below_us: int = Field(default=200, ge=0)
-    attached_driver: Literal["actor", "external"] = "actor"
-    min_clients: int = Field(default=0, ge=0)
-    clients_timeout_s: float = Field(default=60.0, gt=0)
-    replica: str | None = None
-
-    @field_validator("replica")
-    @classmethod
-    def check_replica(cls, replica: str | None) -> str | None:
-        """Refuses what cannot be a part of ids."""
-        if replica is not None and not _REPLICA.fullmatch(replica):
-            raise ValueError(f"expected 1 to 63 of A-Za-z0-9._-, got {replica!r}")
-        return replica
-
-
-class PolicyServiceConfig(ServiceConfig):
-    """The policy server, or several that are given the same weights: replicas.
+class ReplicatedServiceConfig(ServiceConfig):
+    """A service whose work several servers of the same config may do: replicas.
 
     Attributes:
         address: Where others dial it; a name with several addresses stands for as many replicas.
@@ -176,6 +140,60 @@ class PolicyServiceConfig(ServiceConfig):
             ConfigError: No port is named.
         """
         return self.addresses or [self.dial_address]
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is said where it runs, so that nobody here starts it."""
+        return self.address is not None or bool(self.addresses)
+
+
+class EnvServiceConfig(ReplicatedServiceConfig):
+    """The env server, or several of the same config, each with envs of its own: replicas.
+
+    Attributes:
+        pipeline_depth: Groups of rows in one env worker, each with one observation awaiting its
+            answer, so that stepping overlaps inference; a worker with one sub-env has one group.
+        chunk_ahead: Where an answer carries several actions: how many are left to be executed when
+            the next answer is asked for; 0: none, and the env waits for it.
+        step_inline_below_us: Env steps whose measured median is below this, in microseconds, run on
+            the event loop, since handing them to a thread would cost more; 0 hands over all.
+        attached_driver: Who steps the envs that clients attach: the `actor` loop, or an `external`
+            program through `EnvService.Step`.
+        min_clients: How many clients have to be attached before any env is stepped.
+        clients_timeout_s: Seconds within which they have to be there; the server fails if not.
+        replica: Name of this env server where several run the same config: it is part of the ids of
+            the envs hosted here, and makes their seeds others. `auto` takes the name of the
+            machine; None: there is no other. Who starts `replicas` gives each a name.
+    """
+
+    pipeline_depth: int = Field(default=2, ge=1)
+    chunk_ahead: int = Field(default=0, ge=0)
+    step_inline_below_us: int = Field(default=200, ge=0)
+    attached_driver: Literal["actor", "external"] = "actor"
+    min_clients: int = Field(default=0, ge=0)
+    clients_timeout_s: float = Field(default=60.0, gt=0)
+    replica: str | None = None
+
+    @field_validator("replica")
+    @classmethod
+    def check_replica(cls, replica: str | None) -> str | None:
+        """Refuses what cannot be a part of ids."""
+        if replica is not None and not _REPLICA.fullmatch(replica):
+            raise ValueError(f"expected 1 to 63 of A-Za-z0-9._-, got {replica!r}")
+        return replica
+
+    @model_validator(mode="after")
+    def check_names(self) -> Self:
+        """Refuses one name for several."""
+        if self.replicas > 1 and self.replica is not None and not self.elsewhere:
+            raise ValueError(
+                f"replica: {self.replicas} replicas are to be started, each with a name of its own"
+            )
+        return self
+
+
+class PolicyServiceConfig(ReplicatedServiceConfig):
+    """The policy server, or several that are given the same weights: replicas."""
 
 
 class ServicesConfig(Config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from google.protobuf.message import Message
 
 from rlightning.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
-from rlightning.policy import PolicyClient, PolicyFleet
+from rlightning.policy import PolicyClient, PolicyFleet, transfer
 from rlightning.policy.replicas import Replicas
 from rlightning.rpc.health import ServingStatus, check
+from rlightning.rpc.replicas import Endpoint
 from rlightning.services.policy_server.peers import catch_up
 from rlightning.services.policy_server.servicer import PolicyService
 from rlightning.testing import FaultProxy, ServerProcess, assert_eventually, free_address
@@ -238,3 +240,89 @@ async def test_a_replica_that_lies_costs_no_more_than_weights_may_take(
     assert sent < 50
     assert "expected 100 bytes of weights, as announced" in caplog.text
     assert "weights of 1099511627776 bytes come; 1048576 are allowed" in caplog.text
+
+
+async def test_a_replica_that_has_no_weights_as_announced_holds_a_start_up_for_seconds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One sends nothing, one a few bytes at a time, and one older weights; then comes an honest one."""
+    monkeypatch.setattr(transfer, "_TIMEOUT_S", 2.0)
+    announced: dict[str, int] = {}
+    described, honest = PolicyService._describe, PolicyService._pull_weights
+
+    async def describe(self: PolicyService, request: Any, context: Any) -> bytes:
+        data = await described(self, request, context)
+        response = pb.PolicyServiceDescribeResponse.FromString(data)
+        response.policy_version = announced[self._replicas.dial_address]
+        return response.SerializeToString()
+
+    async def pull(self: PolicyService, request: Any, context: Any) -> AsyncIterator[Message]:
+        version = announced[self._replicas.dial_address]
+        if version == 9:
+            await asyncio.sleep(60)
+        if version == 8:
+            yield pb.PullWeightsResponse(header=pb.WeightsHeader(policy_version=8, total_bytes=99))
+            while True:
+                yield pb.PullWeightsResponse(chunk=b"x")
+                await asyncio.sleep(0.05)
+        async for response in honest(self, request, context):
+            yield response
+
+    monkeypatch.setattr(PolicyService, "_describe", describe)
+    monkeypatch.setattr(PolicyService, "_pull_weights", pull)
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(policy_server()) for _ in range(5)]
+        for server, version in zip(servers, (9, 8, 7, 5, 0), strict=True):
+            server.service._replicas = PolicyServiceConfig(address=server.address)
+            announced[server.address] = version
+        for server, version in zip(servers[2:4], (3, 5), strict=True):
+            async with PolicyClient(server.address) as learner:
+                await learner.publish_weights(version, weights(seed=version))
+        hosts = servers[4].service._hosts
+        assert hosts is not None
+        addresses = [server.address for server in servers]
+        began = time.monotonic()
+        await catch_up(hosts, PolicyServiceConfig(addresses=addresses, replicas=5))
+        assert time.monotonic() - began < 30
+        assert hosts.default.version == 5
+    refusals = [record.message for record in caplog.records if "is not used" in record.message]
+    assert [one[:9] for one in refusals] == ["version 9", "version 8", "version 7"]
+    assert "too slowly" in refusals[0]
+    assert "too slowly" in refusals[1]
+    assert "version 3 came" in refusals[2]
+
+
+async def test_a_replica_that_counts_below_zero_is_not_chosen_and_connections_of_the_gone_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrong: PolicyService | None = None
+    honest = PolicyService._describe
+
+    async def describe(self: PolicyService, request: Any, context: Any) -> bytes:
+        data = await honest(self, request, context)
+        response = pb.PolicyServiceDescribeResponse.FromString(data)
+        if self is wrong:
+            response.sessions = -5
+        return response.SerializeToString()
+
+    monkeypatch.setattr(PolicyService, "_describe", describe)
+    async with two_servers() as (one, other):
+        wrong = other.service
+        replicas = Replicas([one.address, other.address])
+        assert [(await replicas.choose(0)).address for _ in range(5)] == [one.address] * 5
+        there = [Endpoint(one.address, "policy:1"), Endpoint(other.address, "policy:1")]
+        known = there
+
+        async def resolve(addresses: Any) -> list[Endpoint]:
+            return known
+
+        monkeypatch.setattr("rlightning.policy.replicas.resolve", resolve)
+        await replicas.choose(0)
+        assert set(replicas._channels) == set(there)
+        known = there[:1]
+        seat = replicas.seat()
+        await seat.choose()
+        seat.arrived()
+        assert not replicas._channels.keys() - set(known)
+        assert not replicas._coming
+        await replicas.close()

@@ -1,5 +1,7 @@
 """The loop over a replay buffer, against a source that is a fake."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -254,3 +256,24 @@ def test_in_lockstep_versions_go_on_as_they_were():
     run(source, stats=stats, lockstep=True, max_env_steps=48)
     assert [version for version, _ in source.published] == [5, 6, 7]
     assert source.rounds == [(32, 0)]
+
+
+def test_a_source_that_is_slow_to_tell_of_its_envs_is_asked_less_often():
+    class Slow(Source):
+        asking_s = 0.0
+
+        def env_steps(self):
+            begun = time.monotonic()
+            time.sleep(0.01)
+            self.asking_s += time.monotonic() - begun
+            return super().env_steps()
+
+    class Updating(Algorithm):
+        def update(self, columns):
+            time.sleep(0.001)
+            return super().update(columns)
+
+    source = Slow(stride=20)
+    begun = time.monotonic()
+    run(source, Updating(), max_env_steps=400, max_lead=400, learning_starts=1)
+    assert source.asking_s < 0.4 * (time.monotonic() - begun)  # 0.7 if asked every 5 ms

@@ -9,7 +9,8 @@ import pytest
 
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.runs import Run
-from rlightning.policy.replicas import resolve
+from rlightning.errors import ConfigError
+from rlightning.rpc.replicas import resolve
 from rlightning.utils.config import ClientAuthConfig, MainConfig
 
 
@@ -44,3 +45,18 @@ def test_each_replica_of_a_launcher_listens_on_the_next_port(tmp_path: Any) -> N
     )
     launcher = LocalLauncher(elsewhere, Run.create(elsewhere, command="x"), report=print)
     assert [launcher.address(f"policy-{i}") for i in (0, 1)] == ["a:1", "b:1"]
+    one = MainConfig.from_dict({**config.to_dict(), "services": {"policy": {"addresses": ["a:1"]}}})
+    launcher = LocalLauncher(one, Run.create(one, command="x"), report=print)
+    assert launcher._service("policy-0").address == "a:1"  # it is not started here
+
+
+def test_env_servers_of_a_launcher_have_names_and_ports_of_their_own(tmp_path: Any) -> None:
+    env = {"replicas": 2, "listen": "127.0.0.1:7000"}
+    config = MainConfig.from_dict({"log": {"log_dir": str(tmp_path)}, "services": {"env": env}})
+    launcher = LocalLauncher(config, Run.create(config, command="x"), report=print)
+    assert launcher.sections == ("policy", "buffer", "env-0", "env-1")
+    own = [launcher._own_config(f"env-{i}").to_dict()["services"]["env"] for i in (0, 1)]
+    assert [one["replica"] for one in own] == ["env0", "env1"]
+    assert [one["listen"][0]["address"] for one in own] == ["127.0.0.1:7000", "127.0.0.1:7001"]
+    with pytest.raises(ConfigError, match="2 replicas are to be started, each with a name of its"):
+        MainConfig.from_dict({"services": {"env": {**env, "replica": "a"}}})
