@@ -7,7 +7,8 @@ CONSTRAIN := $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" if sys
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN)
 # All simulators together, in an environment of their own: their libraries are many and heavy.
 SIMS := .venvs/sims
-PIP_SIMS := $(SIMS)/bin/python -m pip install --disable-pip-version-check --quiet $(subst constraints.txt,constraints-sims.txt,$(CONSTRAIN))
+CONSTRAIN_SIMS := $(subst constraints.txt,constraints-sims.txt,$(CONSTRAIN))
+PIP_SIMS := $(SIMS)/bin/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN_SIMS)
 PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
@@ -15,8 +16,9 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 NOT_LOCAL := not real_env and not docker and not netns and not node and not browser and not gpu and not crash and not ray
 
 .DEFAULT_GOAL := help
-.PHONY: help install sims demo test test-fast test-crash test-docker test-netns test-node test-browser test-ray test-real-env screenshots ci \
-  bench bench-smoke prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint prove-ray prove-scaling \
+.PHONY: help install sims demo test test-fast test-crash test-docker test-gpu test-netns test-node test-browser test-ray test-real-env screenshots ci \
+  bench bench-hosted bench-smoke bench-peers prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint \
+  prove-weights prove-ray prove-scaling \
   protos protos-check protos-breaking lint format types layers pythons wheels-check wheel cover clean
 
 help:  ## Show what can be made.
@@ -37,9 +39,10 @@ install: $(VENV)/.dev  ## Set up .venv with everything a developer needs.
 
 $(SIMS)/.done: pyproject.toml constraints-sims.txt
 	$(PYTHON) -m venv $(SIMS)
-	$(PIP_SIMS) -e '.[all,sims]' pytest pytest-asyncio pytest-timeout pytest-xdist
+	# Modules are compiled when they are imported: of these gigabytes few are.
+	$(PIP_SIMS) --no-compile -e '.[all,sims]' pytest pytest-asyncio pytest-timeout pytest-xdist
 	# Its own pins (Python 3.12, another torch) are for Isaac Sim, which is not installed.
-	$(PIP_SIMS) --no-deps --ignore-requires-python isaaclab==3.0.0
+	$(PIP_SIMS) --no-compile --no-deps --ignore-requires-python isaaclab==3.0.0
 	@touch $@
 
 sims: $(SIMS)/.done  ## Set up .venvs/sims with every simulator that has an adapter.
@@ -59,11 +62,14 @@ test-crash: $(VENV)/.dev  ## Kill services and learners at every place where tha
 test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Docker engine; starts one if there is none.
 	$(BIN)/python -m pytest -m docker -o faulthandler_timeout=0 tests/docker
 
+test-gpu: $(VENV)/.dev  ## Run the tests that need a CUDA device; needs a torch for CUDA.
+	$(BIN)/python -m pytest -n0 -m gpu tests/unit
+
 test-netns: $(VENV)/.dev  ## Cut and silence real links between network namespaces; needs root, iproute2 and iptables.
 	$(BIN)/python -m pytest -n0 -m netns tests/netns
 
 test-real-env: $(SIMS)/.done  ## Compare every adapter with the real simulator, each in processes of its own.
-	$(SIMS)/bin/python -m pytest -n 2 -m real_env -o timeout=900 -o faulthandler_timeout=0 tests/real_env
+	$(SIMS)/bin/python -m pytest -n 2 -m real_env -o timeout=900 -o faulthandler_timeout=0 tests/real_env tests/integration/gym_client
 
 test-node: $(VENV)/.dev  ## Attach the JavaScript client of examples/ to a cluster; needs Node.js and npm.
 	$(BIN)/python -m pytest -n0 -m node tests/clients
@@ -122,8 +128,14 @@ wheel: $(VENV)/.dev  ## Build the wheel and the sdist into dist/.
 bench: $(VENV)/.dev  ## Measure everything; prints the tables of benchmarks/RESULTS.md.
 	$(BIN)/python -m benchmarks all
 
+bench-hosted: $(SIMS)/.done  ## Measure hosted envs beside gymnasium's AsyncVectorEnv and envpool.
+	$(SIMS)/bin/python -m benchmarks hosted
+
 bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly and assert half their floors.
 	$(BIN)/python -m benchmarks smoke
+
+bench-peers: $(VENV)/.ray  ## Measure acting and batching against Ray's actors and TorchRL's inference server.
+	$(BIN)/python -m benchmarks peers
 
 prove-demo: $(VENV)/.run  ## Solve CartPole with ten seeds in a row.
 	$(BIN)/python -m benchmarks.prove_demo
@@ -133,6 +145,9 @@ prove-crash: $(VENV)/.dev  ## Kill the buffer server 200 times; nothing that it 
 
 prove-checkpoint: $(VENV)/.dev  ## Checkpoint 2 GB while writers write, and load it again.
 	$(BIN)/python -m benchmarks.prove_checkpoint 2000
+
+prove-weights: $(VENV)/.dev  ## Publish and pull weights of 1.2 GB, and look at memory.
+	$(BIN)/python -m benchmarks.prove_weights 1200
 
 prove-ray: $(VENV)/.ray  ## Solve CartPole on two local nodes of Ray, and remove one in the middle.
 	$(BIN)/python -m benchmarks.prove_ray
@@ -146,15 +161,21 @@ prove-robot: $(VENV)/.dev  ## Cut off a robot on another machine, restart its se
 prove-clients: $(VENV)/.dev  ## Freeze and kill clients among many, and slow an env among eight: the others keep their rate.
 	$(BIN)/python -m benchmarks.prove_clients
 
-prove-sb3: $(VENV)/.dev  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save; needs that library.
-	$(BIN)/python -m benchmarks.prove_sb3
+prove-sb3: $(SIMS)/.done  ## Let Stable-Baselines3 learn CartPole in remote envs, and measure what rows save.
+	$(SIMS)/bin/python -m benchmarks.prove_sb3
 
-.venvs/sb3/.done:
+# The simulators of both sides have to be the same.
+.venvs/sb3/.done: constraints-sims.txt
 	$(PYTHON) -m venv .venvs/sb3
-	.venvs/sb3/bin/python -m pip install --disable-pip-version-check --quiet stable-baselines3
+	.venvs/sb3/bin/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN_SIMS) \
+	  stable-baselines3 'gymnasium[classic-control,mujoco]' ale-py opencv-python-headless matplotlib
 	@touch $@
 
-prove-learning: $(VENV)/.run .venvs/sb3/.done  ## Train with three seeds each, and with Stable-Baselines3; keeps what has finished.
+$(VENV)/.learning: $(VENV)/.run
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN_SIMS) -e '.[ale,mujoco]'
+	@touch $@
+
+prove-learning: $(VENV)/.learning .venvs/sb3/.done  ## Train with three seeds each, and with Stable-Baselines3; keeps what has finished.
 	$(BIN)/python -m benchmarks.prove_learning
 
 prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
@@ -163,7 +184,7 @@ prove-flakes: $(VENV)/.dev  ## Run the tests ten times in a row.
 cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 	$(PYTEST) -m "$(NOT_LOCAL)" --cov --cov-report=term-missing:skip-covered
 
-ci: protos-check lint types layers test test-crash test-netns test-node test-browser test-ray test-docker pythons bench-smoke  ## Everything that CI runs.
+ci: protos-check lint types layers test test-crash test-netns test-node test-browser test-ray test-docker test-real-env pythons wheels-check bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

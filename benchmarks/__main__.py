@@ -14,6 +14,8 @@ from benchmarks import (
     codec,
     demo,
     durable,
+    hosted,
+    inference,
     latency_cost,
 )
 from benchmarks.harness import machine
@@ -26,19 +28,26 @@ SUITES = {
     "memory": bench_memory.measure,
     "act": act.measure,
     "batching": batching.measure,
-    "latency-cost": latency_cost.measure,
+    "inference": inference.measure,
+    "latency-cost": latency_cost.measure_cost,
+    "hosted": hosted.measure,
     "demo": demo.measure,
 }
+# Needs what developers do not: `make bench-peers` installs it.
+WITH_PEERS = "peers"
 SMOKE = ("codec", "act")
 
 
 def main() -> int:
     """Runs what was asked for."""
     what = sys.argv[1] if len(sys.argv) > 1 else "all"
+    if what == WITH_PEERS:
+        from benchmarks import peers
+
+        SUITES[WITH_PEERS] = peers.measure
     if what not in {"all", "smoke", *SUITES}:
-        print(
-            f"unknown benchmark '{what}'; one of: all, smoke, {', '.join(SUITES)}", file=sys.stderr
-        )
+        known = ", ".join(["all", "smoke", *SUITES, WITH_PEERS])
+        print(f"unknown benchmark '{what}'; one of: {known}", file=sys.stderr)
         return 2
     smoke = what == "smoke"
     print(f"## {datetime.now(timezone.utc):%Y-%m-%d}, `python -m benchmarks {what}`\n\n{machine()}")

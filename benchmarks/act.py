@@ -18,6 +18,8 @@ from rlightning.wire import encode_env_ret, encode_policy_response
 
 CELLS = (("cp", 1), ("cp", 64), ("cp", 1024), ("img", 8), ("img", 32), ("img", 128))
 ACT_CEILINGS = {("cp", 1): 1.6, ("cp", 64): 1.6, ("img", 8): 1.6}
+# The rows of CartPole are too small for shared memory.
+SHARED_FLOORS = {("img", 8): 0.14, ("img", 32): 0.20, ("img", 128): 0.35}
 LOOP_FLOORS = dict(zip(CELLS, (0.12, 0.25, 0.85, 0.09, 0.09, 0.06), strict=True))
 CONFIG = (
     "policy: {type: 'benchmarks.bench_policy:BenchPolicy', torch_threads: 1, "
@@ -155,6 +157,18 @@ def _loop(
                 what="loop", address=address(kind), kind=kind, n=n, groups=2, seconds=seconds
             )["steps_per_s"]
         )
+        if (kind, n) in SHARED_FLOORS:
+            cells[f"cluster, shared memory, {name}"] = lambda kind=kind, n=n: float(
+                client.job(
+                    what="loop",
+                    address=address(kind),
+                    kind=kind,
+                    n=n,
+                    groups=2,
+                    seconds=seconds,
+                    shared=True,
+                )["steps_per_s"]
+            )
     return run_rounds(cells, rounds=rounds, unit="env steps/s")
 
 
@@ -175,6 +189,23 @@ def _loop_ratios() -> list[Ratio]:
                 f"TCP, 2 groups / bare echo on 2 streams, {name}",
                 f"cluster, {name}",
                 f"bare echo, {name}",
+            )
+        )
+    for (kind, n), floor in SHARED_FLOORS.items():
+        name = f"{kind} N={n}"
+        ratios.append(
+            Ratio(
+                f"shared memory, 2 groups / in process, {name}",
+                f"cluster, shared memory, {name}",
+                f"in process, {name}",
+                floor=floor,
+            )
+        )
+        ratios.append(
+            Ratio(
+                f"shared memory / TCP, 2 groups, {name}",
+                f"cluster, shared memory, {name}",
+                f"cluster, {name}",
             )
         )
     return ratios

@@ -16,6 +16,7 @@ from benchmarks.workload import SPACES, make_env
 from rlightning.actor import ActorControl, ActorStats, run_actor
 from rlightning.policy import PolicyClient
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.config import RpcConfig
 
 Answer = dict[str, Any]
 
@@ -43,6 +44,12 @@ class RawEnv:
         return EnvRet(self.meta.env_id, self._env.observation, reward, terminated, truncated)
 
 
+def policy_client(job: Answer, env: RawEnv) -> PolicyClient:
+    """A client that sends what it sends through the connection, unless the job is `shared`."""
+    rpc = RpcConfig() if job.get("shared") else RpcConfig(shared_memory_bytes=0)
+    return PolicyClient(job["address"], spec=env.meta, rpc=rpc)
+
+
 def percentiles(stamps: list[int]) -> Answer:
     """p50 and p99 in microseconds."""
     p50, p99 = np.percentile(np.asarray(stamps), [50, 99]) / 1e3
@@ -66,7 +73,7 @@ async def echo(job: Answer) -> Answer:
 async def act(job: Answer) -> Answer:
     """Write of the request to action decoded, one in flight; the env step outside."""
     env = RawEnv(job["kind"], job["n"], 0)
-    async with PolicyClient(job["address"], spec=env.meta) as client:
+    async with policy_client(job, env) as client:
         stamps = []
         env_ret = await env.reset()
         end = time.perf_counter() + job["seconds"]
@@ -78,10 +85,24 @@ async def act(job: Answer) -> Answer:
         return percentiles(stamps)
 
 
+async def first(job: Answer) -> Answer:
+    """The first request of a session, and p50 of those after it, in us."""
+    env = RawEnv(job["kind"], job["n"], 0)
+    async with PolicyClient(job["address"], spec=env.meta) as client:
+        env_ret = await env.reset()
+        stamps = []
+        for _ in range(1 + job["steady"]):
+            start = time.perf_counter_ns()
+            response = await client.act(env_ret)
+            stamps.append(time.perf_counter_ns() - start)
+            env_ret = await env.step(response)
+        return {"first": stamps[0] / 1e3, "steady": percentiles(stamps[1:])["p50"]}
+
+
 async def loop(job: Answer) -> Answer:
     """The actor loop over K groups, without a buffer; env steps per second."""
     envs = [RawEnv(job["kind"], job["n"], group) for group in range(job["groups"])]
-    clients = [PolicyClient(job["address"], spec=env.meta) for env in envs]
+    clients = [policy_client(job, env) for env in envs]
     await asyncio.gather(*(client.start() for client in clients))
     controls = [ActorControl() for _ in envs]
     tasks = [
@@ -163,6 +184,7 @@ async def in_process(job: Answer) -> Answer:
 JOBS: dict[str, Callable[[Answer], Awaitable[Answer]]] = {
     "echo": echo,
     "act": act,
+    "first": first,
     "loop": loop,
     "in_process": in_process,
     "sessions": sessions,

@@ -1,4 +1,4 @@
-"""The policy server under many sessions: what batching gains, and how long probes wait."""
+"""The policy server: what batching gains, what the first request costs, and how long probes wait."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rlightning.testing import ServerProcess
 SESSIONS = 64
 GAIN = 1.7
 PROBE_MS = 100.0
+FIRST = 2.0
 # 50 MB of observations in one message.
 LARGE_ROWS = 50_000_000 // (84 * 84 * 4)
 POLICY = "type: 'benchmarks.bench_policy:BenchPolicy', torch_threads: 1, initial_weights: random"
@@ -31,6 +32,22 @@ def policy_server(**options: int) -> Iterator[ServerProcess]:
         command = ["-m", "rlightning.services.policy_server", "--config", str(config)]
         with ServerProcess(command, folder, environment=MALLOC_ENV) as process:
             yield process
+
+
+def _first_requests(worker: Worker, rounds: int, slack: float) -> bool:
+    """Prints what the first request of a session costs, each at a server that has just started."""
+    found: dict[str, float] = {}
+
+    def first() -> float:
+        with policy_server() as server:
+            job = {"what": "first", "address": server.address(), "kind": "cp", "n": 1}
+            found.update(worker.job(**job, steady=500))
+        return found["first"]
+
+    cells = {"the first request of a server": first, "those after it, p50": lambda: found["steady"]}
+    table = run_rounds(cells, rounds=rounds, unit="us")
+    ratio = Ratio("first request / p50 of those after it", *table.rounds, ceiling=FIRST)
+    return report("The first request", table, [ratio], slack=slack)
 
 
 def measure(rounds: int, seconds: float, slack: float) -> bool:
@@ -58,6 +75,8 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
             )
         gain = Ratio(f"{SESSIONS} sessions of one row, batched", *table.rounds, floor=GAIN)
         good = report(f"Batching, {SESSIONS} sessions of one row", table, [gain], slack=slack)
+
+        good &= _first_requests(load, rounds, slack)
 
         def probe_while_loading() -> float:
             with policy_server() as server:

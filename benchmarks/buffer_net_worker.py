@@ -18,6 +18,7 @@ from rlightning.buffer.insert_message import InsertMessage
 from rlightning.buffer.remote_buffer import InsertClient, SampleClient
 from rlightning.buffer.utils.layout import iter_arrays
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.config import RpcConfig
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Writer, fill_env_ret, fill_policy_response
 
@@ -27,6 +28,7 @@ ROWS, BATCH = 64, 256
 EPISODE = 50
 _PIECE_BYTES = 2**20 - 4096  # as large as the parts in which batches come
 _IN_FLIGHT = 8
+_AHEAD = 4
 
 
 class Steps:
@@ -74,7 +76,8 @@ def message_bytes(kind: str) -> int:
 async def insert(job: Answer) -> Answer:
     """Inserts 64 rows an item until the time is up, at least `items`, and all are acked; rows per second."""
     steps = Steps(job["kind"])
-    async with InsertClient(job["address"], spec=steps.meta, window_items=32) as client:
+    rpc = RpcConfig() if job.get("shared") else RpcConfig(shared_memory_bytes=0)
+    async with InsertClient(job["address"], spec=steps.meta, window_items=32, rpc=rpc) as client:
         count, begun = 0, time.perf_counter()
         least = job.get("items", 0)
         while count < least or time.perf_counter() - begun < job["seconds"]:
@@ -86,7 +89,7 @@ async def insert(job: Answer) -> Answer:
 
 async def sample(job: Answer) -> Answer:
     """Takes batches of 256 that are fetched ahead; transitions per second."""
-    async with SampleClient(job["address"], batch_size=BATCH, prefetch=2) as client:
+    async with SampleClient(job["address"], batch_size=BATCH, prefetch=_AHEAD) as client:
         batch = await client.next_batch(30)
         count, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < job["seconds"]:
@@ -119,13 +122,13 @@ async def sink(job: Answer) -> Answer:
 
 
 async def source(job: Answer) -> Answer:
-    """Reads as many bytes for every batch, in parts of at most 1 MiB, two batches ahead."""
+    """Reads as many bytes for every batch, in parts of at most 1 MiB, as many batches ahead."""
     size = job["bytes"]
     parts = -(-size // _PIECE_BYTES)
     async with grpc.aio.insecure_channel(job["address"], options=OPTIONS) as channel:
         call = channel.stream_stream("/bench/Source")()
         ask = parts.to_bytes(4, "little") + (size // parts).to_bytes(4, "little")
-        for _ in range(3):
+        for _ in range(1 + _AHEAD):
             await call.write(ask)
         count, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < job["seconds"]:

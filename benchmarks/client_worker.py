@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -36,6 +37,15 @@ class Waiting(gym.Env[Any, Any]):
         time.sleep(self._seconds)
         self._steps += 1
         return np.zeros(4, np.float32), 1.0, False, self._steps == 10, {}
+
+
+def first_slower(folder: str, first_s: float, seconds: float) -> Waiting:
+    """Makes an env whose steps take `first_s` if it is the first in a folder, else `seconds`."""
+    try:
+        Path(folder, "first").touch(exist_ok=False)
+    except FileExistsError:
+        return Waiting(seconds)
+    return Waiting(first_s)
 
 
 class Clients:

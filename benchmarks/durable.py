@@ -163,7 +163,7 @@ class Network:
         self.server.start()
         address = await asyncio.to_thread(self.server.address, 30.0)
         self.client = InsertClient(
-            address, spec=meta(self.kind), window_messages=WINDOW, window_bytes=2**28
+            address, spec=meta(self.kind), window_items=WINDOW, window_bytes=2**28
         )
         await self.client.start()
 

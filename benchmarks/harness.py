@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 Cell = Callable[[], float]
 
@@ -26,11 +26,15 @@ class Worker:
     """A child process `python -m MODULE *ARGS` that answers one JSON line per JSON line."""
 
     def __init__(
-        self, module: str, *args: str, environment: Mapping[str, str] | None = None
+        self,
+        module: str,
+        *args: str,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         variables = [f"{name}={value}" for name, value in (environment or {}).items()]
         self._process = subprocess.Popen(
-            ["env", *variables, sys.executable, "-m", module, *args],
+            ["env", *variables, python, "-m", module, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -73,17 +77,22 @@ class Worker:
 Job = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
-async def answer_jobs(jobs: Mapping[str, Job]) -> None:
-    """Answers the jobs of a `Worker` by their name, `what`, until stdin closes."""
+async def answer_jobs(jobs: Mapping[str, Job], out: TextIO | None = None) -> None:
+    """Answers the jobs of a `Worker` by their name, `what`, until stdin closes.
+
+    Args:
+        jobs: What answers each.
+        out: Where answers go; None: stdout.
+    """
     running = asyncio.get_running_loop()
-    print(json.dumps({"ready": True}), flush=True)
+    print(json.dumps({"ready": True}), file=out, flush=True)
     while line := await running.run_in_executor(None, sys.stdin.readline):
         job = json.loads(line)
         try:
             answer = await jobs[job["what"]](job)
         except Exception as error:  # the parent raises it
             answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=out, flush=True)
 
 
 @dataclass(frozen=True)

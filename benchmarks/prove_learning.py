@@ -1,7 +1,7 @@
 """Trains through the cluster and with Stable-Baselines3, at equal env steps: `make prove-learning`.
 
-Each finished cell is a file in `benchmarks/learning/`, and is not run again. Arguments: cells
-and numbers of seeds, such as `cartpole_ppo 3`; none for all cells and three seeds.
+Each finished training is a file in `benchmarks/learning/`, and is not run again. Arguments: cells
+and numbers of seeds, such as `cartpole_ppo 3`; none for all cells, each with its own number.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from rlightning.utils.config.environment import child_environment
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "learning"
 PAGE = ROOT / "docs" / "learning.md"
+PLOT = ROOT / "docs" / "learning.png"
 RLIGHTNING = Path(sys.executable).parent / "rlightning"
 SB3_PYTHON = ROOT / ".venvs" / "sb3" / "bin" / "python"
 MARKS = ("<!-- measured: begin -->", "<!-- measured: end -->")
 BASELINE = "stable-baselines3"
 CLUSTER = "rlightning"
+# Each process of both sides computes on one core, whatever its libraries would take.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,13 @@ class Cell:
     last: int
     """The score is the mean return of so many last episodes of the budget."""
     overrides: Sequence[str] = ()
+    seeds: int = 3
+    target: float | None = None
+    """Score at which training ends before the budget does."""
 
 
 # The baseline has the hyperparameters of the Zoo; these are the same, as far as both have them.
+# Short trainings come first.
 CELLS = {
     "cartpole_ppo": Cell(
         "cartpole.yaml",
@@ -57,15 +66,18 @@ CELLS = {
     ),
     "cartpole_dqn": Cell("cartpole_dqn.yaml", 50_000, 100),
     "pendulum_sac": Cell("pendulum_sac.yaml", 15_000, 10),
+    "halfcheetah_sac": Cell("halfcheetah_sac.yaml", 100_000, 10),
+    "halfcheetah_ppo": Cell("halfcheetah_ppo.yaml", 1_000_000, 100),
+    "pong_ppo": Cell("pong.yaml", 1_500_000, 100, seeds=1, target=-15.0),
 }
 
 
 def main() -> None:
     words = sys.argv[1:]
-    seeds = int(words.pop()) if words and words[-1].isdigit() else 3
+    seeds = int(words.pop()) if words and words[-1].isdigit() else None
     RESULTS.mkdir(exist_ok=True)
-    for seed in range(seeds):
-        for name in words or CELLS:
+    for name in words or CELLS:
+        for seed in range(CELLS[name].seeds if seeds is None else seeds):
             for who in (CLUSTER, BASELINE):
                 _run(name, who, seed)
                 write_page()
@@ -78,17 +90,21 @@ def _run(name: str, who: str, seed: int) -> None:
     began = time.monotonic()
     cell = CELLS[name]
     episodes = _train(cell, seed) if who == CLUSTER else _train_baseline(name, seed)
-    within = _within(episodes, cell.steps)
+    # What was collected while the last update was made is beyond the budget.
+    within = [episode for episode in sorted(episodes) if episode[0] <= cell.steps]
+    if cell.target is not None:
+        within = _until(within, cell.last, cell.target)
     result = {
         "cell": name,
         "who": who,
         "seed": seed,
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "env_steps": cell.steps,
+        "env_steps": within[-1][0] if cell.target is not None else cell.steps,
         "score": statistics.fmean(value for _, value in within[-cell.last :]),
         "wall_s": round(time.monotonic() - began, 1),
         "platform": platform.platform(),
-        "episodes": [[length, round(value, 2)] for length, value in within],
+        # Env steps at which each episode ended, and its return.
+        "episodes": [[at, round(value, 2)] for at, value in within],
     }
     scratch = file.with_suffix(".part")
     scratch.write_text(json.dumps(result) + "\n", encoding="utf-8")
@@ -97,43 +113,65 @@ def _run(name: str, who: str, seed: int) -> None:
 
 
 def _train(cell: Cell, seed: int) -> list[tuple[int, float]]:
-    """Trains with local processes and returns length and return of each episode, in order."""
+    """Trains with local processes; returns at which env step each episode ended, and its return."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [
             *cell.overrides,
-            # Nothing is executed before there is a learner, and nothing ends the run early.
-            *("policy.initial_weights=none", "train.target_return=null"),
+            # Nothing is executed before there is a learner.
+            "policy.initial_weights=none",
+            f"train.target_return={'null' if cell.target is None else cell.target}",
             *(f"train.max_env_steps={cell.steps}", f"train.seed={seed}", "log.backend=none"),
             "services.start_timeout_s=600",
         ]
         options = [word for setting in settings for word in ("--set", setting)]
         config = str(ROOT / "configs" / cell.config)
         command = [str(RLIGHTNING), "train", config, *options, "--name", "cell", "--quiet"]
-        subprocess.run(command, cwd=folder, check=True)
-        with (Path(folder) / "runs" / "cell" / "1" / "episodes.csv").open(encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row["reason"] != "cut"]
-        return [(int(row["length"]), float(row["return"])) for row in rows]
+        subprocess.run(command, cwd=folder, env=child_environment(ONE_THREAD), check=False)
+        run = Path(folder) / "runs" / "cell" / "1"
+        outcome = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["outcome"]
+        if outcome not in ("finished", "solved", "target_missed"):
+            raise SystemExit(f"{config}: the run is {outcome}")
+        with (run / "episodes.csv").open(encoding="utf-8") as file:
+            return _endings(list(csv.DictReader(file)))
+
+
+def _endings(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
+    """Returns at which env step of the run each episode ended, and its return.
+
+    The rows of an env take their steps side by side, so it is that of its row times their number.
+    """
+    taken: dict[tuple[str, str], int] = {}
+    for row in rows:
+        taken[row["env"], row["row"]] = 0
+    endings = []
+    for row in rows:
+        key = row["env"], row["row"]
+        taken[key] += int(row["length"])
+        if row["reason"] != "cut":
+            endings.append((taken[key] * len(taken), float(row["return"])))
+    return endings
 
 
 def _train_baseline(name: str, seed: int) -> list[tuple[int, float]]:
-    script = Path(__file__).with_name("sb3_baseline.py")
-    command = [str(SB3_PYTHON), str(script), name, str(seed)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return [(length, value) for length, value in json.loads(out.splitlines()[-1])]
+    cell, script = CELLS[name], Path(__file__).with_name("sb3_baseline.py")
+    target = () if cell.target is None else (str(cell.target), str(cell.last))
+    command = [str(SB3_PYTHON), str(script), name, str(seed), str(cell.steps), *target]
+    env = child_environment(ONE_THREAD)
+    out = subprocess.run(command, check=True, env=env, stdout=subprocess.PIPE, text=True).stdout
+    return [(at, value) for at, value in json.loads(out.splitlines()[-1])]
 
 
-def _within(episodes: list[tuple[int, float]], steps: int) -> list[tuple[int, float]]:
-    """Returns the episodes that ended within the budget."""
-    taken = 0
-    for index, (length, _) in enumerate(episodes):
-        taken += length
-        if taken > steps:
-            return episodes[:index]
+def _until(episodes: list[tuple[int, float]], last: int, target: float) -> list[tuple[int, float]]:
+    """Returns the episodes up to the first at which the mean of the last ones reached a target."""
+    values = [value for _, value in episodes]
+    for end in range(last, len(values) + 1):
+        if statistics.fmean(values[end - last : end]) >= target:
+            return episodes[:end]
     return episodes
 
 
 def write_page() -> None:
-    """Writes the table of all finished cells into docs/learning.md."""
+    """Writes plot and table of all finished trainings into docs/learning.md."""
     results = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
     lines = [
         "| task | env steps | episodes | who | seeds | score of each | mean |",
@@ -146,18 +184,31 @@ def write_page() -> None:
                 continue
             scores = [r["score"] for r in sorted(mine, key=lambda r: r["seed"])]
             each = ", ".join(f"{score:.1f}" for score in scores)
-            figures = (f"{cell.steps:,}", f"last {cell.last}", who, str(len(scores)), each)
+            steps = f"{cell.steps:,}"
+            if cell.target is not None:
+                taken = statistics.fmean(r["env_steps"] for r in mine)
+                steps = f"{taken:,.0f} of {steps}, until {cell.target:g}"
+            figures = (steps, f"last {cell.last}", who, str(len(scores)), each)
             lines.append(f"| `{name}` | {' | '.join(figures)} | {statistics.fmean(scores):.1f} |")
     dates = sorted({r["date"] for r in results})
     machines = sorted({r["platform"] for r in results})
     if not results:
         lines = ["Nothing was measured yet."]
     else:
+        _plot()
         lines += ["", f"Measured {dates[0]} to {dates[-1]}; {'; '.join(machines)}."]
+        lines += ["", f"![Returns against env steps, of each task and side]({PLOT.name})"]
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(MARKS[0])
     after = rest.split(MARKS[1])[1]
     PAGE.write_text("\n".join([before + MARKS[0], *lines, MARKS[1] + after]), encoding="utf-8")
+
+
+def _plot() -> None:
+    lasts = {name: cell.last for name, cell in CELLS.items()}
+    script = Path(__file__).with_name("plot_learning.py")
+    command = [str(SB3_PYTHON), str(script), str(RESULTS), str(PLOT), json.dumps(lasts)]
+    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

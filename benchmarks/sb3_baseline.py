@@ -1,6 +1,7 @@
-"""One training of Stable-Baselines3, in a venv that has it: `python sb3_baseline.py CELL SEED`.
+"""One training of Stable-Baselines3, in a venv that has it; see prove_learning.py.
 
-The hyperparameters are those of its Zoo. Prints [length, return] of every episode as JSON.
+Usage: `python sb3_baseline.py CELL SEED STEPS [TARGET EPISODES]`. The hyperparameters are those of
+its Zoo. Prints the env step at which each episode ended, and its return, as JSON.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ import json
 import sys
 from typing import Any
 
+import ale_py
+import gymnasium as gym
 import torch
 from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from torch import nn
 
 WIDE: dict[str, Any] = {"net_arch": [256, 256]}
 SMALL: dict[str, Any] = {"net_arch": [64, 64]}
 
 
-def make(cell: str, seed: int) -> tuple[Any, int]:
+def make(cell: str, seed: int) -> Any:
     if cell == "cartpole_ppo":
         settings = {"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98}
         return PPO(
@@ -32,7 +37,7 @@ def make(cell: str, seed: int) -> tuple[Any, int]:
             policy_kwargs=SMALL,
             seed=seed,
             device="cpu",
-        ), 100_000
+        )
     if cell == "cartpole_dqn":
         return DQN(
             "MlpPolicy",
@@ -50,7 +55,7 @@ def make(cell: str, seed: int) -> tuple[Any, int]:
             policy_kwargs=WIDE,
             seed=seed,
             device="cpu",
-        ), 50_000
+        )
     if cell == "pendulum_sac":
         return SAC(
             "MlpPolicy",
@@ -58,27 +63,78 @@ def make(cell: str, seed: int) -> tuple[Any, int]:
             learning_rate=1e-3,
             seed=seed,
             device="cpu",
-        ), 15_000
+        )
+    if cell == "halfcheetah_sac":
+        return SAC(
+            "MlpPolicy",
+            make_vec_env("HalfCheetah-v5", 1, seed),
+            learning_starts=10_000,
+            seed=seed,
+            device="cpu",
+        )
+    if cell == "halfcheetah_ppo":
+        return PPO(
+            "MlpPolicy",
+            VecNormalize(make_vec_env("HalfCheetah-v5", 1, seed), gamma=0.98),
+            n_steps=512,
+            batch_size=64,
+            gamma=0.98,
+            learning_rate=2.0633e-05,
+            ent_coef=0.000401762,
+            clip_range=0.1,
+            n_epochs=20,
+            gae_lambda=0.92,
+            max_grad_norm=0.8,
+            vf_coef=0.58096,
+            policy_kwargs={
+                "log_std_init": -2,
+                "ortho_init": False,
+                "activation_fn": nn.ReLU,
+                "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+            },
+            seed=seed,
+            device="cpu",
+        )
+    if cell == "pong_ppo":
+        gym.register_envs(ale_py)
+        return PPO(
+            "CnnPolicy",
+            VecFrameStack(make_atari_env("PongNoFrameskip-v4", 8, seed), 4),
+            n_steps=128,
+            n_epochs=4,
+            batch_size=256,
+            learning_rate=lambda left: left * 2.5e-4,
+            clip_range=lambda left: left * 0.1,
+            vf_coef=0.5,
+            ent_coef=0.01,
+            seed=seed,
+            device="cpu",
+        )
     raise SystemExit(f"no cell {cell}")
 
 
 class Episodes(BaseCallback):
-    """Collects every finished episode."""
+    """Collects every finished episode, and ends training once the last ones are good enough."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: float | None = None, last: int = 0) -> None:
         super().__init__()
-        self.found: list[list[float]] = []
+        self.found: list[tuple[int, float]] = []
+        self._target = target
+        self._last = last
 
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:
             if "episode" in info:
-                self.found.append([int(info["episode"]["l"]), float(info["episode"]["r"])])
-        return True
+                self.found.append((self.num_timesteps, float(info["episode"]["r"])))
+        if self._target is None or len(self.found) < self._last:
+            return True
+        returns = [value for _, value in self.found[-self._last :]]
+        return sum(returns) / self._last < self._target
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    model, steps = make(sys.argv[1], int(sys.argv[2]))
-    episodes = Episodes()
-    model.learn(steps, callback=episodes)
+    cell, seed, steps, *target = sys.argv[1:]
+    episodes = Episodes(float(target[0]), int(target[1])) if target else Episodes()
+    make(cell, int(seed)).learn(int(steps), callback=episodes)
     print(json.dumps(episodes.found))

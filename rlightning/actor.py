@@ -24,7 +24,9 @@ from rlightning.errors import (
     RLightningError,
 )
 from rlightning.latency import ActTimes, LatencyStats
+from rlightning.latency.stages import STEP
 from rlightning.latency.trace import TraceLog, trace_step
+from rlightning.rpc.trace_context import current_trace
 from rlightning.types import ActionSource, EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.failpoints import failpoint
 
@@ -219,19 +221,12 @@ class _Actor:
 
     def _record(self, asked: int, answered: int, stored: int, stepped: int) -> None:
         """Records one step by its stamps, in monotonic nanoseconds."""
-        latency, every = self._stats.latency, self._traces.every
-        latency.record_all(
-            (
-                ("round_trip", (answered - asked) * 1e-9),
-                ("insert", (stored - answered) * 1e-9),
-                ("action_age", (stored - asked) * 1e-9),
-                ("env_step", (stepped - stored) * 1e-9),
-                ("step", (stepped - asked) * 1e-9),
-            )
-        )
+        self._stats.latency.record_stamps(STEP, (stepped, asked, answered, stored))
+        every = self._traces.every
         if every and self._stats.steps % every == 0:
             times: ActTimes | None = getattr(self._policy, "times", None)
             env_id = self._env.meta.env_id or ""
+            context = current_trace()
             if times is not None and times.begun_ns >= asked:
                 trace = trace_step(
                     *(env_id, times),
@@ -239,6 +234,7 @@ class _Actor:
                     answered_ns=answered,
                     stored_ns=stored,
                     stepped_ns=stepped,
+                    traceparent="" if context is None else context.traceparent,
                 )
                 if trace is not None:
                     self._traces.add(trace)

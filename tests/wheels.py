@@ -51,9 +51,9 @@ def resolve(wheel: Path, platforms: list[str], version: str) -> str:
 
 
 def main() -> int:
-    """Tries every platform with every version, two at a time."""
+    """Tries every platform with every version, several at a time: most of it is waiting for the index."""
     failed = 0
-    with tempfile.TemporaryDirectory() as out, ThreadPoolExecutor(2) as threads:
+    with tempfile.TemporaryDirectory() as out, ThreadPoolExecutor(5) as threads:
         wheel = build_wheel(Path(out))
         tries = {
             (platform, version): threads.submit(resolve, wheel, tags, version)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rlightning.buffer.utils.container import USE_BYTES
+from rlightning.buffer.utils.stored_rows import USE_BYTES
 from rlightning.buffer.utils.table import EpisodeTable
 from rlightning.errors import ConfigError
 from rlightning.latency import LatencyStats
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 def resolved(data: Any) -> Any:
     """Returns the result of a future, and anything else as it is."""
     kind = type(data)
+    if kind is dict:  # as mostly, and quicker to see
+        return data
     if callable(getattr(kind, "result", None)) and callable(getattr(kind, "done", None)):
         return data.result()
     return data

@@ -166,7 +166,12 @@ class Group:
                 raise InvalidRowError("a response, but no observation that waits for one")
             awaiting = len(self._all[self._answers])
         return check_step(
-            step, schema, rows=self.meta.num_envs, declared=self._declared, awaiting=awaiting
+            step,
+            schema,
+            rows=self.meta.num_envs,
+            declared=self._declared,
+            awaiting=awaiting,
+            action_space=self.meta.action_space,
         )
 
     def apply(self, checked: CheckedStep) -> None:
@@ -345,9 +350,7 @@ class Group:
         columns["terminated"].write(index, _picked(new.terminated, pick))
         columns["truncated"].write(index, _picked(new.truncated, pick))
         columns["cut"].fill(index, False)
-        columns["next_observation"].write(index, _picked(new.observation, pick))
-        if new.final is not None:
-            self._write_final(new.final, at, pick)
+        self._write_next(new, at, pick)
         source = new.action_source
         if isinstance(source, int):
             columns["action_source"].fill(index, source)
@@ -364,6 +367,12 @@ class Group:
         else:
             self._move(self._all[at], self.positions[at] + 1)
         self.counters.completed += new.count if pick is None else len(self._all[at])
+
+    def _write_next(self, new: Observed, at: At, pick: Mask | None) -> None:
+        """Writes the next observations of rows, which are `pick` among those of the EnvRet."""
+        self.columns["next_observation"].write(self._index(at), _picked(new.observation, pick))
+        if new.final is not None:
+            self._write_final(new.final, at, pick)
 
     def _allocate_results(self, schema: Schema) -> None:
         agents = schema.agents

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from rlightning.buffer.utils.layout import iter_arrays
+LEAST_BYTES = 2**18
+"""From this size on it pays: smaller arrays are in memory that the process has anyway."""
 
 _MOST_BATCHES = 2
 
@@ -33,9 +34,8 @@ class BatchMemory:
         self._held.move_to_end(rows)
         return batches.pop()
 
-    def give_back(self, rows: int, batch: Mapping[str, Any]) -> None:
+    def give_back(self, rows: int, batch: Mapping[str, Any], nbytes: int) -> None:
         """Keeps a batch that nobody uses any more, or drops it where that would be too much."""
-        nbytes = sum(leaf.nbytes for leaf in iter_arrays(batch))
         batches = self._held.setdefault(rows, [])
         self._held.move_to_end(rows)
         if len(batches) < _MOST_BATCHES and nbytes * (len(batches) + 1) <= self._max_bytes:

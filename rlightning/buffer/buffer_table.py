@@ -3,63 +3,23 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from rlightning.buffer.arguments import check_table
-from rlightning.buffer.base_buffer import DataBuffer
-from rlightning.buffer.batch_memory import BatchMemory
-from rlightning.buffer.builder import build_data_buffer
 from rlightning.buffer.episodes import EpisodeGroup
-from rlightning.buffer.limiter import RateLimiter
-from rlightning.buffer.parts import joined
 from rlightning.buffer.pipeline import Item
-from rlightning.buffer.producers import Producers
-from rlightning.buffer.rendezvous import Rendezvous
 from rlightning.buffer.rollout_buffer import RolloutBuffer
-from rlightning.buffer.sampler import AllDataSampler, PrioritisedSampler, Sampler
-from rlightning.buffer.shares import SharedRollouts
-from rlightning.buffer.take_once import TakeOnce
-from rlightning.buffer.taken import Taken, taken_of
-from rlightning.buffer.utils.layout import iter_arrays
+from rlightning.buffer.sampled_table import SampledTable
 from rlightning.buffer.utils.storage import Prepared
-from rlightning.buffer.where import Where
 from rlightning.errors import (
-    InvalidRequestError,
     InvalidRowError,
     ReplayError,
-    ResourceExhaustedError,
     StorageFullError,
 )
 from rlightning.types import EnvMeta
-from rlightning.utils.config import BufferConfig, DurabilityConfig
-from rlightning.utils.memory import MemoryPool
 
 
-class Journal(Protocol):
-    """Writes down what happens to a table, apart from what the requests of clients tell."""
-
-    def opens(self, meta: EnvMeta, writer_id: str) -> None:
-        """A writer will bring the rows of an env, unless that fails."""
-
-    def closes(self, env_id: str, writer_id: str) -> None:
-        """It will not bring any more."""
-
-    def cuts(self, env_id: str) -> None:
-        """The open episodes of an env are about to be ended from outside."""
-
-    def cleared(self) -> None:
-        """The table was emptied."""
-
-    def prioritised(self, indices: Any, priorities: Any, generations: Any) -> None:
-        """Priorities were set."""
-
-    def drawn(self, rank: int, world_size: int) -> None:
-        """A batch was drawn, for one of several learners."""
-
-
-class BufferTable:
+class BufferTable(SampledTable):
     """A named buffer that writers and learners of one event loop share.
 
     Args:
@@ -71,6 +31,7 @@ class BufferTable:
         buffer: The buffer itself.
         limiter: Lets inserts and samples wait for each other; None if they do not.
         queue: Hands transitions out once; None if they are sampled again and again.
+        lending: What is known of batches that leave the table; None if they stay.
         producers: The writers by env id.
         sampled_total: Transitions handed to learners.
         transit: Memory for what is on its way: messages that wait for room, and sampled batches.
@@ -80,48 +41,6 @@ class BufferTable:
     Raises:
         ConfigError: The configuration asks for what the buffer does not offer.
     """
-
-    def __init__(self, name: str, config: BufferConfig) -> None:
-        self.name = name
-        check_table(config)
-        self.buffer: DataBuffer = build_data_buffer(_own_buffer(config))
-        self.buffer.init()
-        self.limiter = None if config.rate_limiter is None else RateLimiter(config.rate_limiter)
-        self.queue: TakeOnce | None = None
-        if self.limiter is not None and self.limiter.queue_size is not None:
-            self.queue = TakeOnce(self.buffer.storages[0].container)
-        self.producers = Producers(config.producer_timeout_s, all_needed=self.serves_rollouts)
-        self.rendezvous = Rendezvous(
-            name,
-            self.producers,
-            counters=None if self.limiter is None else self._counters,
-            may_move=self._awaits_more_than_data,
-        )
-        self.sampled_total = 0
-        self.journal: Journal | None = None
-        self.transit = MemoryPool(self.buffer.max_bytes // 2)
-        self._memory = BatchMemory(self.buffer.max_bytes // 8)
-        self._has_functions = any(config.functions.to_dict().values())
-        self._short_of_memory = False
-        self._pushed = 0  # what the limiter knows of
-        self._shares: SharedRollouts | None = None
-
-    @property
-    def serves_rollouts(self) -> bool:
-        """Whether batches are whole rollouts, which leave the buffer."""
-        return isinstance(self.buffer, RolloutBuffer)
-
-    @property
-    def samples_transitions(self) -> bool:
-        """Whether batches are drawn from single transitions, of which `where` can choose."""
-        unit = self.buffer.config.storage.unit
-        return not self.serves_rollouts and self.queue is None and unit == "transition"
-
-    @property
-    def sampler(self) -> Sampler:
-        """What chooses the rows of a batch."""
-        assert self.buffer.sampler is not None  # `init` made it
-        return self.buffer.sampler
 
     @property
     def max_items(self) -> int:
@@ -165,24 +84,6 @@ class BufferTable:
         if self.queue is not None:
             stats["queue_unacked"] = self.queue.taken
         return stats
-
-    def _counters(self) -> str:
-        counted = self._counted()
-        assert counted is not None
-        told = counted.describe(self.buffer.size())
-        return ", ".join(f"{name} {value:g}" for name, value in told.items())
-
-    def _awaits_more_than_data(self) -> bool:
-        """Tells whether a learner that waits may go on without new data."""
-        return self._short_of_memory or (self.queue is not None and self.queue.taken > 0)
-
-    def _counted(self) -> RateLimiter | None:
-        """Returns the limiter, once it knows of all that was stored."""
-        if self.limiter is not None:
-            pushed = self.buffer.storages[0].container.pushed_units
-            self.limiter.inserted += pushed - self._pushed
-            self._pushed = pushed
-        return self.limiter
 
     def limiter_state(self) -> dict[str, int] | None:
         """Returns what the limiter has to know after a restart; None if there is none."""
@@ -331,242 +232,12 @@ class BufferTable:
         """Takes note that an item of an env was not stored: nothing is joined across it."""
         self.buffer.break_group(env_id)
 
-    # Sampling.
-
-    def offers(self, batch_size: int | None, where: Where | None = None) -> bool:
-        """Tells whether a batch can be taken now, of a table that does not serve rollouts.
-
-        Raises:
-            InvalidRequestError: The transitions have no such column as `where` needs.
-            ResourceExhaustedError: So large a sample never fits into the memory for batches.
-        """
-        buffer = self.buffer
-        self._short_of_memory = False
-        count = self._units(batch_size)
-        if self._available(where) < max(1, batch_size or 1):
-            return False
-        if (limiter := self._counted()) is not None and not limiter.may_sample(
-            buffer.size(), count
-        ):
-            return False
-        needed = self.transit_bytes(count)
-        if needed > self.transit.max_bytes:
-            raise ResourceExhaustedError(
-                f"batch_size: {self._most_transitions(count)} transitions of "
-                f"{buffer.row_bytes} bytes need {needed} bytes to be sent; "
-                f"half of buffer.max_bytes allows {self.transit.max_bytes}",
-                reason="BATCH_TOO_LARGE",
-            )
-        self._short_of_memory = self.transit.used + needed > self.transit.max_bytes
-        return not self._short_of_memory
-
-    def take(
-        self,
-        batch_size: int | None = None,
-        where: Where | None = None,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> Taken | None:
-        """Returns a batch if there is one.
-
-        Args:
-            batch_size: Transitions in it, for a buffer that does not serve rollouts.
-            where: What a transition of it must be, for a buffer that samples transitions.
-            rank: Which of several learners it is for.
-            world_size: How many learners there are: each draws for itself, and of a rollout each
-                gets an equal part of the rows.
-
-        Raises:
-            InvalidRequestError: The transitions have no such column as `where` needs.
-            ResourceExhaustedError: So large a sample never fits into the memory for batches.
-            PreconditionError: The rows of a rollout do not divide by `world_size`.
-        """
-        if isinstance(self.buffer, RolloutBuffer):
-            taken = self._take_rollout(self.buffer, rank, world_size)
-        else:
-            taken = self._take_sample(batch_size, where, rank, world_size)
-        if taken is not None:
-            self.sampled_total += taken.transitions
-            if self.limiter is not None:
-                self.limiter.sampled += taken.units
-            if self.journal is not None:
-                self.journal.drawn(rank, world_size)
-            self.rendezvous.moved(room=self.limiter is not None)
-        return taken
-
-    def _take_rollout(self, buffer: RolloutBuffer, rank: int, world_size: int) -> Taken | None:
-        shares = self.share_between(world_size)
-        rollout = buffer.rollouts.take() if shares is None else shares.take(rank)
-        if rollout is None:
-            return None
-        return taken_of(rollout, rank, world_size)
-
-    def _take_sample(
-        self, batch_size: int | None, where: Where | None, rank: int, world_size: int
-    ) -> Taken | None:
-        if not self.offers(batch_size, where):
-            return None
-        count = self._units(batch_size)
-        needed = self.transit_bytes(count)
-        self.transit.take(needed)
-        queued = None
-        if self.queue is not None:
-            queued = self.queue.take(count)
-            batch = self.buffer.storages[0].container.read_slots(queued.slots)
-        else:
-            with self.sampler.stream(rank, world_size):
-                batch = self._drawn(batch_size, where, count)
-        columns, metadata = joined(batch)
-        if isinstance(self.sampler, PrioritisedSampler):  # for who merges several servers'
-            metadata["weight_scale"] = self.sampler.scale
-        nbytes = sum(leaf.nbytes for leaf in iter_arrays(columns))
-        size = columns["reward"].size
-        taken = Taken(
-            size,
-            metadata,
-            queued=queued,
-            sample=columns,
-            nbytes=nbytes,
-            units=count,
-            reusable=queued is None and self.buffer.config.storage.unit == "transition",
-        )
-        weakref.finalize(taken, self._sent, needed).atexit = False
-        return taken
-
-    def _drawn(self, batch_size: int | None, where: Where | None, count: int) -> Any:
-        """Draws a sample, into memory that was used before if there is some."""
-        memory = self._memory.take(count)
-        if memory is not None:
-            try:
-                return self.buffer.sample(batch_size, where=where, out=[memory])[0]
-            except InvalidRowError:
-                pass  # what is stored looks otherwise now
-        return self.buffer.sample(batch_size, where=where)[0]
-
-    def copied(self, taken: Taken) -> None:
-        """Takes note that the columns of a batch were copied: a sample's are written anew."""
-        if taken.reusable:
-            self._memory.give_back(len(taken.sample["reward"]), dict(taken.sample))
-            taken.sample.clear()
-
-    def _units(self, batch_size: int | None) -> int:
-        """Returns how many units a batch is made of."""
-        if batch_size is None:
-            return self.buffer.size() if self.queue is None else self.queue.waiting
-        whole = self.queue is None and isinstance(self.sampler, AllDataSampler)
-        return self.buffer.size() if whole else batch_size
-
-    def _available(self, where: Where | None) -> int:
-        """Returns how many units a batch can be drawn from."""
-        if self.queue is not None:
-            return self.queue.waiting
-        size = self.buffer.size()
-        if not size:
-            return 0
-        container = self.buffer.storages[0].container
-        try:
-            allowed = None if where is None else where.allowed(container)
-        except ValueError as error:
-            raise InvalidRequestError(str(error)) from None
-        # Sequences may begin again and again, if only at a few transitions.
-        if self.sampler.length > 1 and not self.sampler.choices(container, allowed):
-            return 0
-        return size if allowed is None else int(allowed.sum())
-
-    def transit_bytes(self, count: int) -> int:
-        """Returns the memory for so many units on their way: as columns, and encoded."""
-        return 2 * self._most_transitions(count) * self.buffer.row_bytes
-
-    def _most_transitions(self, count: int) -> int:
-        """Returns how many transitions a sample of so many units has at most."""
-        buffer = self.buffer
-        longest = self.sampler.length
-        if buffer.config.storage.unit == "episode":
-            registries = (s.container.episode_registry for s in buffer.storages.values())
-            longest = max(int(registry.lengths.max(initial=0)) for registry in registries)
-        return count * longest
-
-    def _sent(self, nbytes: int) -> None:
-        self.transit.give_back(nbytes)
-        self.rendezvous.moved(ready=True)  # a learner may wait for the memory
-
-    async def next(
-        self,
-        timeout_s: float | None = None,
-        *,
-        batch_size: int | None = None,
-        where: Where | None = None,
-        patience_s: float = 0.0,
-    ) -> Taken:
-        """Waits for a batch.
-
-        Args:
-            timeout_s: How long, in seconds; None: for ever.
-            batch_size: As in `take`.
-            where: As in `take`.
-            patience_s: As in `Rendezvous.wait_for`.
-
-        Raises:
-            DeadlineExceededError: There was none in time.
-            UnavailableError: As `Rendezvous.wait_for`.
-            PreconditionError: As `Rendezvous.wait_for`.
-        """
-        return await self.rendezvous.wait_for(
-            lambda: self.take(batch_size, where), timeout_s, patience_s=patience_s
-        )
-
-    def share_between(self, world_size: int) -> SharedRollouts | None:
-        """Returns what hands rollouts to so many learners; None for one, who gets them whole.
-
-        What another number of them has not used is given back. None too for what is no rollout.
-        """
-        if not isinstance(self.buffer, RolloutBuffer):
-            return None
-        shares = self._shares
-        if shares is not None and shares.world_size != world_size:
-            shares.dissolve()
-            shares = self._shares = None
-        if shares is None and world_size > 1:
-            shares = self._shares = SharedRollouts(self.buffer.rollouts, world_size)
-        return shares
-
-    def release(self, taken: Taken) -> None:
-        """Takes note that a learner has used a batch: it leaves the buffer."""
-        if taken.queued is not None and self.queue is not None:
-            self.queue.remove(taken.queued)
-            self.changed()
-        elif taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
-            if self._shares is None:
-                self.buffer.rollouts.release(taken.rollout)
-            elif not self._shares.release(taken.metadata.get("rank", 0), taken.rollout.index):
-                return  # others have not used theirs yet
-            self.changed()
-
-    def release_ready(self, index: int, rank: int = 0) -> None:
-        """Takes note that a rollout that was given back was used all the same."""
-        if not isinstance(self.buffer, RolloutBuffer):
-            return
-        if self._shares is not None:
-            released = self._shares.release(rank, index)
-        else:
-            released = self.buffer.rollouts.release_ready(index)
-        if released:
-            self.changed()
-
-    def give_back(self, taken: Taken) -> None:
-        """Takes note that nobody has a batch that was taken: it is for the next learner."""
-        self.sampled_total -= taken.transitions
-        if self.limiter is not None:
-            self.limiter.sampled -= taken.units
-        if taken.queued is not None and self.queue is not None:
-            self.queue.put_back(taken.queued)
-        elif taken.rollout is not None and isinstance(self.buffer, RolloutBuffer):
-            if self._shares is None:
-                self.buffer.rollouts.give_back(taken.rollout)
-            else:
-                self._shares.give_back(taken.metadata.get("rank", 0), taken.rollout.index)
-        self.rendezvous.moved(ready=True)
+    def orphan(self) -> None:
+        """Takes note that the clients of before are gone: nobody acks what they have."""
+        self.producers.orphan()
+        if self.lending is not None:
+            for taken in reversed(tuple(self.lending.lent.values())):
+                self.give_back(taken)
 
     def update_priorities(self, indices: Any, priorities: Any, generations: Any) -> int:
         """Sets priorities of transitions; see `DataBuffer.update_priorities`."""
@@ -598,34 +269,11 @@ class BufferTable:
     def reset(self) -> None:
         """Makes the table as it was at first: nothing is stored, and nobody writes."""
         self.buffer.init()
+        self._set_lending()
         self.sampled_total = self._pushed = 0
         if self.limiter is not None:
             self.limiter.restore({"inserted": 0, "sampled": 0})
         self.producers.clear()
-
-    def changed(self) -> None:
-        """Takes note that something was stored or removed from outside."""
-        self.rendezvous.moved(room=True, ready=True)
-
-
-def _own_buffer(config: BufferConfig) -> BufferConfig:
-    """Returns a section without what is none of the business of the buffer of one table.
-
-    That is what only a table has, which other buffer servers are shards beside this one, and what
-    a server keeps on disk of all its tables.
-    """
-    here: dict[str, Any] = {"type": "unified", "num_shards": None, "addresses": [], "nodes": {}}
-    in_memory = {name: field.default for name, field in DurabilityConfig.model_fields.items()}
-    return config.model_copy(
-        update={
-            "storage": config.storage.model_copy(update=here),
-            "node_affinity_env": False,
-            "node_affinity_train": False,
-            "rate_limiter": None,
-            "tables": {},
-            **in_memory,
-        }
-    )
 
 
 def insert_into(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rlightning.buffer.utils.layout import Array, Layout, as_array, check_keys
-from rlightning.errors import InvalidRowError
+from rlightning.errors import ConfigError, InvalidRowError
 from rlightning.types import ActionSource, EnvRet
 from rlightning.wire import Limits
 
@@ -87,7 +88,7 @@ class Schema:
             return self.executed
         return (self.outputs or {}).get("action")
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Size in bytes of one transition of one row, in all columns."""
         parts = [*self.extras.values(), *(self.outputs or {}).values()]
@@ -210,6 +211,7 @@ def check_step(
     rows: int | None,
     declared: Layout | None,
     awaiting: int,
+    action_space: Any = None,
 ) -> CheckedStep:
     """Checks one item against what its group declared and sent before.
 
@@ -219,6 +221,7 @@ def check_step(
         rows: Rows of the group, if the env declared how many it has.
         declared: Layout of one row's observation, if the env declared it.
         awaiting: Rows that a lone response answers.
+        action_space: Of the env, if it declared it.
 
     Raises:
         InvalidRowError: Something does not fit; the message names the field.
@@ -228,7 +231,7 @@ def check_step(
     if step.env_ret is not None:
         if schema is None:
             schema = _first_schema(step, step.env_ret, rows, declared)
-        schema, observed = _check_env_ret(step, step.env_ret, schema)
+        schema, observed = _check_env_ret(step, step.env_ret, schema, action_space)
         count = observed.count
     if schema is None:
         raise InvalidRowError("a response came before any observation")
@@ -302,7 +305,9 @@ def _flatten(
     return {name: layout.flatten(values[name], lead) for name, layout in layouts.items()}
 
 
-def _check_env_ret(step: Step, env_ret: EnvRet, schema: Schema) -> tuple[Schema, Observed]:
+def _check_env_ret(
+    step: Step, env_ret: EnvRet, schema: Schema, action_space: Any
+) -> tuple[Schema, Observed]:
     rows, count = None, schema.rows
     if env_ret.rows is not None:
         rows = _row_numbers(env_ret.rows, schema.rows, "rows")
@@ -317,7 +322,7 @@ def _check_env_ret(step: Step, env_ret: EnvRet, schema: Schema) -> tuple[Schema,
     executed = None
     if env_ret.executed_action is not None:
         if schema.executed is None:
-            schema = _with_executed(schema, env_ret.executed_action)
+            schema = _with_executed(schema, env_ret.executed_action, action_space)
         assert schema.executed is not None
         executed = schema.executed.flatten(env_ret.executed_action, lead)
     elif not schema.plain and schema.outputs is not None:
@@ -352,8 +357,12 @@ def _with_agents(schema: Schema, reward: Any) -> Schema:
     return schema
 
 
-def _with_executed(schema: Schema, executed: Any) -> Schema:
+def _with_executed(schema: Schema, executed: Any, space: Any) -> Schema:
     layout = Layout.of_value(executed, "executed_action", lead=int(schema.batched))
+    own = (schema.outputs or {}).get("action")
+    fits = own is not None and own.difference(layout) is None
+    if not fits and (said := _declared_difference(space, layout)):
+        raise InvalidRowError(f"{said}, as the action space of the env has it")
     schema = replace(schema, executed=layout)
     if schema.plain and actions_differ(schema):
         raise InvalidRowError(
@@ -361,6 +370,16 @@ def _with_executed(schema: Schema, executed: Any) -> Schema:
             "step must have one from the first on"
         )
     return schema
+
+
+def _declared_difference(space: Any, layout: Layout) -> str | None:
+    """Says in what an executed action is none of a space; None if it is one."""
+    if space is None:
+        return None
+    try:
+        return Layout.of_space(space, "executed_action").difference(layout)
+    except ConfigError:  # a space of no fixed shape, whose values are what comes
+        return None
 
 
 def actions_differ(schema: Schema) -> bool:
@@ -375,7 +394,8 @@ def _row_numbers(rows: Any, total: int, name: str) -> npt.NDArray[np.intp]:
     numbers = np.asarray(rows)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
         raise InvalidRowError(f"{name}: expected row numbers, got {rows!r:.60}")
-    if numbers.min() < 0 or numbers.max() >= total or (np.diff(numbers) <= 0).any():
+    falls = np.count_nonzero(numbers[1:] <= numbers[:-1])
+    if falls or numbers[0] < 0 or numbers[-1] >= total:
         raise InvalidRowError(f"{name}: expected ascending numbers below {total}, got {rows!r:.60}")
     return numbers.astype(np.intp)
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rlightning.buffer.assembly import Group, Rows
-from rlightning.buffer.checks import CheckedStep, Schema, Step
+from rlightning.buffer.assembly import At, Group, Mask, Rows
+from rlightning.buffer.checks import CheckedStep, Observed, Schema, Step
 from rlightning.buffer.utils.container import DataContainer
 from rlightning.buffer.utils.layout import Array, Layout, as_array, iter_arrays, map_arrays
 from rlightning.errors import ReplayError, StorageFullError
@@ -37,6 +37,9 @@ class _Finished(NamedTuple):
 
 class EpisodeGroup(Group):
     """The open episodes of one env, [length, rows, ...]; they are stored whole, row after row.
+
+    The next observation of a transition mostly is the observation of the one after it, and is
+    written only where it is not.
 
     Args:
         meta: What the env declared.
@@ -67,11 +70,13 @@ class EpisodeGroup(Group):
         super()._set_rows(rows)
         # Which transitions since the start the last stored episode of each row consists of.
         self._last = np.zeros((2, rows), np.int64)
+        # Which complete transitions have a next observation of their own, in its column.
+        self._apart = np.zeros((self._length, rows), np.bool_)
 
     def nbytes_with(self, schema: Schema | None, length: int) -> int:
         """Returns the memory in bytes of rows that look like this, with columns of this length."""
         rows = self.rows if schema is None else schema.rows
-        return super().nbytes_with(schema, length) + rows * _LAST_BYTES
+        return super().nbytes_with(schema, length) + rows * (_LAST_BYTES + length)
 
     def check(self, step: Step, before: CheckedStep | None = None) -> CheckedStep:
         """Checks one item as `Group.check` does.
@@ -97,7 +102,7 @@ class EpisodeGroup(Group):
                 that it ended is lost.
         """
         new = checked.observed
-        if new is not None and self._auto_truncate and self.rows and new.done.any():
+        if new is not None and self._auto_truncate and self.rows and np.count_nonzero(new.done):
             rows = np.arange(self.rows) if new.rows is None else new.rows
             self._check_room(rows[new.done], more=1)
         super().apply(checked)
@@ -162,6 +167,35 @@ class EpisodeGroup(Group):
                     f"storage has room for {room} of {self._container.capacity}"
                 )
 
+    def _write_next(self, new: Observed, at: At, pick: Mask | None) -> None:
+        """Writes next observations that will not be the observation of the transition after."""
+        apart = new.done
+        if new.final is not None:
+            apart = apart.copy()
+            apart[new.final.positions] = True
+        mine = apart if pick is None else apart[pick]
+        self._apart[self._index(at)] = mine
+        count = np.count_nonzero(mine)
+        if new.final is None or len(new.final.positions) < count:
+            chosen = apart if pick is None else apart & pick
+            rows = np.arange(self.rows)[at][mine]
+            leaves = [array[chosen] for array in new.observation]
+            self.columns["next_observation"].write((self.positions[rows], rows), leaves)
+        if new.final is not None:
+            self._write_final(new.final, at, pick)
+
+    def _drop(self, rows: Rows) -> None:
+        """Forgets what is pending of rows, but as the next observation of what is before it."""
+        opened = rows[self.opened()[rows] & (self.positions[rows] > 0)]
+        before = self.positions[opened] - 1
+        alone = ~self._apart[before, opened]
+        opened, before = opened[alone], before[alone]
+        if len(opened):
+            seen = self.columns["observation"].read((before + 1, opened))
+            self.columns["next_observation"].write((before, opened), seen)
+            self._apart[before, opened] = True
+        super()._drop(rows)
+
     def _ended(self, rows: Rows) -> None:
         if self._auto_truncate:
             self._closed(rows)
@@ -178,12 +212,19 @@ class EpisodeGroup(Group):
         layouts = {name: column.layout for name, column in self.columns.items()}
         if len(rows) == 1:
             index: Any = (slice(int(lengths[0])), int(rows[0]))
+            apart = self._apart[index]
+            own: Any = (apart.nonzero()[0], index[1])
         else:  # row after row
             starts = np.cumsum(lengths) - lengths
             within = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
             index = (within, np.repeat(rows, lengths))
-        columns = {name: column.read(index) for name, column in self.columns.items()}
-        self._push(layouts, columns, rows, lengths)
+            apart = self._apart[index]
+            own = (within[apart], index[1][apart])
+        columns = {
+            name: column.read(own if name == "next_observation" else index)
+            for name, column in self.columns.items()
+        }
+        self._push(layouts, columns, rows, lengths, apart)
 
     def _push(
         self,
@@ -191,9 +232,10 @@ class EpisodeGroup(Group):
         columns: Mapping[str, list[Array]],
         rows: Rows,
         lengths: npt.NDArray[np.intp],
+        apart: Mask | None = None,
     ) -> None:
         first = self._container.pushed_total
-        self._container.push_flat(layouts, columns, lengths)
+        self._container.push_flat(layouts, columns, lengths, apart)
         self._last[0, rows] = first + np.cumsum(lengths) - lengths
         self._last[1, rows] = lengths
 
@@ -277,6 +319,8 @@ class EpisodeGroup(Group):
             self._length = length
             for column in self.columns.values():
                 column.resize(length)
+            more = np.zeros((length - len(self._apart), self.rows), np.bool_)
+            self._apart = np.concatenate([self._apart, more])
 
 
 def by_env(columns: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.lending import RolloutLending
 from rlightning.buffer.shares import indivisible
 from rlightning.buffer.taken import Taken
 from rlightning.buffer.utils.layout import Layout, iter_arrays
@@ -78,9 +79,9 @@ class Feed(ABC):
         """Takes note that a batch was used, as of `BufferTable`."""
         self.tables[0].release(taken)
 
-    def release_ready(self, index: int) -> None:
-        """Takes note that a rollout that was given back was used all the same."""
-        self.tables[0].release_ready(index, self.rank)
+    def release_returned(self, batch_id: int) -> None:
+        """Takes note that a batch that was given back was used, as of `BufferTable`."""
+        self.tables[0].release_returned(self.rank, batch_id)
 
     def give_back(self, taken: Taken) -> None:
         """Takes note that a batch was not used, as of `BufferTable`."""
@@ -96,6 +97,7 @@ class TableFeed(Feed):
         where: What a transition must be to be in a batch; None for anything.
         rank: Which of `world_size` learners this is.
         world_size: How many learners there are.
+        learner: Id of the client.
 
     Raises:
         InvalidRequestError: The table never serves such batches; the message names the field.
@@ -109,9 +111,11 @@ class TableFeed(Feed):
         where: Where | None = None,
         rank: int = 0,
         world_size: int = 1,
+        learner: str = "",
     ) -> None:
         super().__init__((table,), where, rank, world_size)
         self._table = table
+        self._learner = learner
         self._batch_size = batch_size
         self.check(batch_size)
         if table.queue is not None and world_size > 1:
@@ -139,8 +143,9 @@ class TableFeed(Feed):
             try:
                 return await self._table.rendezvous.wait_for(take, timeout_s, patience_s=patience_s)
             except DeadlineExceededError:
-                shares = self._table.share_between(self.world_size)
-                said = None if shares is None else shares.awaited(self.rank)
+                lending, said = self._table.lending, None
+                if isinstance(lending, RolloutLending):
+                    said = lending.awaited(self.rank, self.world_size)
                 if said is not None:
                     raise UnavailableError(
                         f"table '{self._table.name}': {said}", reason=RANK_SILENT
@@ -152,6 +157,7 @@ class TableFeed(Feed):
             self._where,
             rank=self.rank,
             world_size=self.world_size,
+            learner=self._learner,
         )
 
 

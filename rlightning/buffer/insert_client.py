@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing_extensions import Self
 
 from rlightning.buffer.insert_message import InsertMessage
 from rlightning.errors import (
+    CodecError,
     ConfigError,
     DeadlineExceededError,
     PreconditionError,
@@ -24,8 +26,10 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import ClockOffset, LatencyStats
+from rlightning.latency.stages import INSERT
 from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
+from rlightning.rpc.spec import shared_bytes
 from rlightning.rpc.status import from_error_status, too_large
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
@@ -33,6 +37,8 @@ from rlightning.utils.waiting import wait_within
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.v1.session_pb2 import Timing
 from rlightning.wire import Limits, Reader, Writer, fill_env_ret, fill_policy_response
+from rlightning.wire.shared import SharedMemory
+from rlightning.wire.tensor import take_out
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +67,10 @@ class _Sent(NamedTuple):
     epoch: int
     items: int
     data: bytes
+    nbytes: int
+    """What counts for the window: its size, and that of its tensors in shared memory."""
+    keys: tuple[int, ...]
+    """Under which keys it has tensors there."""
     sent_ns: int
     """When it was first sent, by this process's monotonic clock."""
     left_ns: int
@@ -73,7 +83,8 @@ class InsertClient:
     Items that come quickly share a message: the first waits for others for 2 ms, and for 3 of them
     or 256 KiB at most. What is not acked is kept in a bounded window, and sent again after a cut or
     a restart of the server; the server drops what it has already. A full window makes `insert`
-    wait, and so does a full buffer, which withholds its acks. Belongs to one event loop.
+    wait, and so does a full buffer, which withholds its acks. With a server on the same host, large
+    tensors lie in memory that it reads until the ack. Belongs to one event loop.
 
     Args:
         address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
@@ -128,6 +139,8 @@ class InsertClient:
         self._window_bytes = window_bytes
         self._per_message = 1
         self._session: SessionClient[pb.InsertRequest, pb.InsertResponse] | None = None
+        self._memory: SharedMemory | None = None  # where tensors of the window lie
+        self._key = 0
         self._left_ns = 0  # of the first item of the next message
         self._next = InsertMessage()
         self._window: deque[_Sent] = deque()
@@ -181,6 +194,9 @@ class InsertClient:
             on_welcome=self._on_welcome,
             on_message=self._on_message,
             on_failure=self._on_failure,
+            shared_bytes=shared_bytes(
+                self._spec, self._channel.rpc, window_bytes=self._window_bytes
+            ),
         )
         await self._session.start(timeout_s)
 
@@ -244,44 +260,63 @@ class InsertClient:
                 await self._send_next()
             await self._progressed()
         self._raise_errors()
-        writer = Writer()
+        # Before the welcome of a new stream was dealt with, nothing goes to its memory.
+        memory = self._memory if self._memory is session.memory else None
+        self._key += 1
+        if memory is not None:
+            memory.begin(self._key)
+        writer = Writer(memory=memory)
         item = pb.InsertItem(new_segment=new_segment)
-        fill_env_ret(item.env_ret, env_ret, writer)
-        if response is not None:
-            fill_policy_response(item.response, response, writer)
-        pieces = writer.pieces(item)
-        nbytes = sum(memoryview(piece).nbytes for piece in pieces)
-        if table != self._next.table:
-            self._close_message()
-            self._next.table = table
-        await self._put(pieces, nbytes, writer.used()[0], env_ret.left_ns)
+        try:
+            fill_env_ret(item.env_ret, env_ret, writer)
+            if response is not None:
+                fill_policy_response(item.response, response, writer)
+            pieces = writer.pieces(item)
+            nbytes = sum(memoryview(piece).nbytes for piece in pieces)
+            shared = 0 if memory is None else memory.held_bytes(self._key)
+            if table != self._next.table:
+                self._close_message()
+                self._next.table = table
+            self._check_size(nbytes + shared)
+        except (CodecError, ResourceExhaustedError):
+            if memory is not None:
+                memory.free(self._key)
+            raise
+        await self._put(pieces, nbytes, shared, writer.used()[0], env_ret.left_ns)
 
     def _is_window_full(self) -> bool:
         items = self._unacked_items + self._next.items
         return items > 0 and (
             items >= self._window_items
-            or self._unacked_bytes + self._next.item_bytes >= self._window_bytes
+            or self._unacked_bytes + self._next.nbytes >= self._window_bytes
         )
 
-    async def _put(self, item: list[Any], nbytes: int, leaves: int, left_ns: int) -> None:
-        """Adds an item to the next message, and sends that if it is full."""
-        message = self._next
-        if nbytes + message.envelope_bytes > self._cap:
+    def _check_size(self, nbytes: int) -> None:
+        nbytes += self._next.envelope_bytes
+        if nbytes > self._cap:
             own = self._cap < self._channel.rpc.max_message_bytes
             raise ResourceExhaustedError(
-                too_large(nbytes + message.envelope_bytes, self._cap, _METHOD, session=own),
+                too_large(nbytes, self._cap, _METHOD, session=own),
                 peer=self.address,
                 reason="MESSAGE_TOO_LARGE",
             )
+
+    async def _put(
+        self, item: list[Any], nbytes: int, shared: int, leaves: int, left_ns: int
+    ) -> None:
+        """Adds an item to the next message, and sends that if it is full."""
+        message = self._next
         full = min(_MESSAGE_BYTES, self._cap) - message.envelope_bytes
         if message.items and (
-            message.item_bytes + nbytes > full or message.leaves + leaves > _MAX_LEAVES
+            message.nbytes + nbytes + shared > full or message.leaves + leaves > _MAX_LEAVES
         ):
             self._close_message()
         if not message.items:
             self._left_ns = left_ns
         message.add(item, nbytes, leaves)
-        if message.items >= self._per_message or message.item_bytes >= full:
+        if shared:
+            message.share(self._key, shared)
+        if message.items >= self._per_message or message.nbytes >= full:
             await self._send_next()
         else:
             message.freeze()
@@ -299,15 +334,16 @@ class InsertClient:
             return
         assert session is not None
         self._seq += 1
-        items, left_ns = message.items, self._left_ns
+        items, shared, keys = message.items, message.shared_bytes, tuple(message.keys)
         request = session.new_request()
         sent_ns = request.timing.sent_ns
         data = message.take(request, self._seq, session.epoch)
-        sent = _Sent(self._seq, session.epoch, items, data, sent_ns, left_ns or sent_ns)
+        nbytes, left_ns = len(data) + shared, self._left_ns or sent_ns
+        sent = _Sent(self._seq, session.epoch, items, data, nbytes, keys, sent_ns, left_ns)
         self._window.append(sent)
         self._unsent.append(sent)
         self._unacked_items += items
-        self._unacked_bytes += len(data)
+        self._unacked_bytes += nbytes
 
     async def _send_next(self) -> None:
         """Sends what has come, in order."""
@@ -443,11 +479,23 @@ class InsertClient:
             )
         self._storage_id = welcome.storage_id
         self._forget(welcome.next_seq - 1)
+        self._move_to(session.memory)
         # Fields that come twice are merged, and the last number counts.
         epoch = pb.InsertRequest(insert=pb.InsertItems(epoch=session.epoch)).SerializeToString()
         for sent in tuple(self._window):
             self.resent += 1
             await session.send_now(sent.data + epoch)
+
+    def _move_to(self, memory: SharedMemory | None) -> None:
+        """Lets tensors go to the memory of a new stream; those in the old one go by bytes."""
+        old, self._memory = self._memory, memory
+        if old is not None:
+            self._next.take_out(old)
+            for index, sent in enumerate(self._window):
+                if sent.keys:
+                    request, w = pb.InsertRequest.FromString(sent.data), Writer()
+                    take_out(request, old, w)
+                    self._window[index] = sent._replace(data=w.finish(request), keys=())
 
     def _on_message(self, reader: Reader[pb.InsertResponse]) -> None:
         if reader.message.WhichOneof("body") != "ack":
@@ -478,12 +526,13 @@ class InsertClient:
         for sent in self._window:
             if sent.seq > seq:
                 break
-            self.stats.record("insert_ack", (heard_ns - sent.sent_ns) * 1e-9)
+            received_ns = lower_ns = upper_ns = math.nan
             if sent.sent_ns == timing.echo_sent_ns:
-                way = session.offset.uplink(sent.sent_ns, timing.received_ns)
-                if way is not None:
-                    before_s = (sent.sent_ns - sent.left_ns) * 1e-9
-                    self.stats.record("env_to_buffer", before_s + way[0], way[1])
+                received_ns = timing.received_ns
+                lower_ns, upper_ns = session.offset.bounds(heard_ns)
+            self.stats.record_stamps(
+                INSERT, (heard_ns, sent.sent_ns, sent.left_ns, received_ns, lower_ns, upper_ns)
+            )
 
     def _forget(self, seq: int) -> None:
         """Drops from the window what was seen by the server."""
@@ -491,8 +540,11 @@ class InsertClient:
         while window and window[0].seq <= seq:
             sent = window.popleft()
             self._unacked_items -= sent.items
-            self._unacked_bytes -= len(sent.data)
+            self._unacked_bytes -= sent.nbytes
             self.acked += sent.items
+            if self._memory is not None:
+                for key in sent.keys:
+                    self._memory.free(key)
         self._progress.set()
 
     def _on_failure(self, error: RemoteError) -> None:

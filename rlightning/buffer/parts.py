@@ -1,4 +1,4 @@
-"""Episodes of several lengths as columns, and back."""
+"""Batches as they travel: episodes of several lengths as columns, and back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import Any
 import numpy as np
 
 from rlightning.buffer.utils.layout import Layout, iter_arrays, map_arrays
+from rlightning.wire import Batch, Limits, batch_pieces, decode_batch
+
+# A string, of which a column of text has one for each transition, takes so many bytes at least.
+_LEAST_VALUE_BYTES = 4
+_ALL_ROWS = Limits(max_leaves=2**31 - 1)  # whose memory their table has counted
 
 
 def joined(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -32,6 +37,25 @@ def joined(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             [np.concatenate(same) for same in zip(*parts, strict=True)]
         )
     return columns, {"lengths": lengths}
+
+
+def pieces_of(batch: Batch) -> list[Any]:
+    """Returns an encoded batch of any number of rows in pieces, for `read_batch`."""
+    return batch_pieces(batch, _ALL_ROWS)
+
+
+def read_batch(data: Any, max_bytes: int) -> Batch:
+    """Returns an encoded batch of any number of rows: it may hold as many values as fit in it.
+
+    Args:
+        data: The encoded batch.
+        max_bytes: How large it may be.
+
+    Raises:
+        CodecError: It cannot be read.
+    """
+    most = max(Limits.max_leaves, len(data) // _LEAST_VALUE_BYTES)
+    return decode_batch(data, Limits(max_bytes=max_bytes, max_leaves=most))
 
 
 def split(columns: Mapping[str, Any], lengths: Sequence[int]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from rlightning.buffer.insert_client import SERVICE, InsertClient, items_per_message
-from rlightning.buffer.parts import split
+from rlightning.buffer.parts import read_batch, split
 from rlightning.buffer.sample_client import SampleClient
 from rlightning.errors import (
     CodecError,
@@ -28,7 +28,7 @@ from rlightning.rpc.protocol import measure, stamp
 from rlightning.rpc.status import NO_DATA_DIR
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, ChunkJoiner, Limits, Reader, decode_batch, read_value
+from rlightning.wire import Batch, ChunkJoiner, Reader, read_value
 
 __all__ = [
     "SERVICE",
@@ -403,7 +403,7 @@ class BufferClient:
                     raise RemoteError(f"sent bad parts: {error}", peer=self.address) from error
         if whole is None:
             raise RemoteError("the answer ended early", peer=self.address)
-        return decode_batch(whole, Limits(max_bytes=self._max_batch_bytes))
+        return read_batch(whole, self._max_batch_bytes)
 
     def _check_size(self, total_bytes: int) -> None:
         if total_bytes > self._max_batch_bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rlightning.buffer.assembly import At, Group, Mask
 from rlightning.buffer.checks import CheckedStep, Step
+from rlightning.buffer.columns import Column
 from rlightning.buffer.utils.layout import Array, Layout
 from rlightning.errors import InvalidRowError
 from rlightning.types import EnvMeta
@@ -62,11 +63,29 @@ class RolloutGroup(Group):
         self._move(np.arange(self.rows), position)
         self._tail[:] = False
 
-    def window(self, index: int) -> dict[str, list[Array]]:
-        """Returns the leaves of a complete rollout, [length, rows, ...], by column; views."""
+    def window(self, index: int, *, plain: bool = False) -> dict[str, list[Array]]:
+        """Returns the leaves of a complete rollout, [length, rows, ...], by column; views.
+
+        Args:
+            index: Number of the rollout.
+            plain: As of `columns_of`.
+        """
         length = self._collector.length
         slot = index * length % self._length
-        return self._columns(slice(slot, slot + length))
+        return self._leaves(self.columns_of(plain=plain), slice(slot, slot + length))
+
+    def columns_of(self, *, plain: bool) -> Mapping[str, Column]:
+        """Returns the columns by name.
+
+        Args:
+            plain: Those of a rollout in which the policy's own actions were executed, whatever was
+                since.
+        """
+        if not plain:
+            return self.columns
+        columns = dict(self.columns)
+        columns["action"] = columns.pop("policy_action")
+        return columns
 
     def complete(self) -> dict[str, list[Array]]:
         """Returns the leaves of all transitions that were not released, [n, ...], by column.
@@ -77,10 +96,11 @@ class RolloutGroup(Group):
         counts = self.positions - start
         rows = np.repeat(np.arange(self.rows), counts)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return self._columns(((start + within) % self._length, rows))
+        return self._leaves(self.columns, ((start + within) % self._length, rows))
 
-    def _columns(self, index: Any) -> dict[str, list[Array]]:
-        leaves = {name: column.read(index) for name, column in self.columns.items()}
+    @staticmethod
+    def _leaves(columns: Mapping[str, Column], index: Any) -> dict[str, list[Array]]:
+        leaves = {name: column.read(index) for name, column in columns.items()}
         if "action" in leaves:  # without a column of its own, the policy's action was executed
             leaves.setdefault("policy_action", leaves["action"])
         return leaves
@@ -92,6 +112,7 @@ class Rollout:
     Args:
         index: Number of the rollout, from 0.
         groups: The envs in it.
+        plain: Those of them whose columns are as of `RolloutGroup.columns_of`.
 
     Attributes:
         index: Number of the rollout.
@@ -102,17 +123,28 @@ class Rollout:
         nbytes: Size of the columns in bytes.
     """
 
-    def __init__(self, index: int, groups: Sequence[RolloutGroup]) -> None:
+    def __init__(
+        self, index: int, groups: Sequence[RolloutGroup], plain: Collection[RolloutGroup] = ()
+    ) -> None:
         self.index = index
         self.env_ids = [group.env_id for group in groups]
         self.rows = [group.rows for group in groups]
         self.groups = groups
-        self._parts = [group.window(index) for group in groups]
-        self._layouts = _layouts(groups)
+        self._parts = [group.window(index, plain=group in plain) for group in groups]
+        self._layouts = _layouts(groups, plain)
         self.transitions = len(self._parts[0]["step"][0]) * sum(self.rows)
         self.nbytes = sum(
             leaf.nbytes for part in self._parts for name in self._layouts for leaf in part[name]
         )
+
+    def plain(self) -> list[RolloutGroup]:
+        """Returns the envs that have a column for the policy's own actions only since it."""
+        return [
+            group
+            for group, part in zip(self.groups, self._parts, strict=True)
+            if "policy_action" in group.columns
+            and np.may_share_memory(part["action"][0], group.columns["policy_action"].arrays[0])
+        ]
 
     def columns(self, first: int = 0, stop: int | None = None) -> dict[str, Any]:
         """Returns the columns by name, [length, rows, ...]; read-only.
@@ -143,9 +175,15 @@ class Rollout:
         return spans
 
 
-def _layouts(groups: Sequence[RolloutGroup]) -> dict[str, Layout]:
+def _layouts(
+    groups: Sequence[RolloutGroup], plain: Collection[RolloutGroup] = ()
+) -> dict[str, Layout]:
     """Returns the layouts of the columns that any of the groups has."""
-    return {name: column.layout for group in groups for name, column in group.columns.items()}
+    return {
+        name: column.layout
+        for group in groups
+        for name, column in group.columns_of(plain=group in plain).items()
+    }
 
 
 def _merged(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from typing_extensions import Self
 
 from rlightning.buffer.insert_client import SERVICE
+from rlightning.buffer.parts import read_batch
 from rlightning.buffer.where import Where
 from rlightning.errors import (
     DeadlineExceededError,
@@ -28,12 +29,13 @@ from rlightning.rpc.status import from_error_status
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.utils.waiting import wait_within
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, ChunkJoiner, Limits, Reader, decode_batch
+from rlightning.wire import Batch, ChunkJoiner, Reader
 
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30.0
-# Acks of the last batches are sent again after a cut, in which they may have been lost.
+# Acks of the last batches are sent again after a cut, in which they may have been lost: these, and
+# one for each batch that may have been on its way here then.
 _ACKS_KEPT = 8
 
 
@@ -51,8 +53,8 @@ class SampleClient:
     """Takes batches from a buffer server, one of them ahead.
 
     The rows of a rollout leave the server when its batch is acked, which asking for the next one
-    does. After a cut, what was not acked comes again; after a restart of the server, whatever it
-    has then. Belongs to one event loop.
+    does. After a cut, what was not acked comes again, and after a restart of a server that keeps
+    it, too; else whatever it has then. Belongs to one event loop.
 
     Args:
         address: `HOST:PORT`, `[IPv6]:PORT` or `unix:PATH`.
@@ -113,7 +115,7 @@ class SampleClient:
         self._joining = 0
         self._joiner: ChunkJoiner | None = None
         self._lent = 0
-        self._acks: deque[int] = deque(maxlen=_ACKS_KEPT)
+        self._acks: deque[int] = deque(maxlen=_ACKS_KEPT + prefetch)
         self._progress = asyncio.Event()
         self._failure: RemoteError | None = None
         self._complaint: RemoteError | None = None
@@ -245,10 +247,13 @@ class SampleClient:
     async def _request(
         self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], ahead: int
     ) -> None:
-        """Asks for as many batches as are missing to have `ahead` of them here or on their way."""
+        """Asks for as many batches as are missing to have `ahead` of them here or on their way.
+
+        Not before half of them are: a message costs much the same however many it asks for.
+        """
         self._ahead = ahead
         missing = ahead - len(self._fetched) - len(self._asked)
-        if missing > 0 and session.connected:
+        if missing > 0 and 2 * missing >= ahead and session.connected:
             self._asked.extend([0] * missing)
             await session.send(self._credit(session, missing))
 
@@ -362,7 +367,7 @@ class SampleClient:
         if whole is None:
             return
         self._joiner = None
-        batch = decode_batch(whole, Limits(max_bytes=self._max_batch_bytes))
+        batch = read_batch(whole, self._max_batch_bytes)
         size = self._asked.popleft() if self._asked else 0
         self._fetched.append(_Fetched(0 if chunk.stays else batch.batch_id, batch, size))
         self._complaint = None

@@ -9,7 +9,7 @@ from rlightning.errors import PreconditionError
 
 
 @dataclass
-class _Shared:
+class Shared:
     """A rollout under way to the learners, and the ranks that took and used their share of it."""
 
     rollout: Rollout
@@ -31,7 +31,7 @@ class SharedRollouts:
     def __init__(self, rollouts: RolloutCollector, world_size: int) -> None:
         self.world_size = world_size
         self._rollouts = rollouts
-        self._open: dict[int, _Shared] = {}
+        self._open: dict[int, Shared] = {}
 
     def take(self, rank: int) -> Rollout | None:
         """Returns the oldest rollout of which a rank has not taken its share; None if none is here.
@@ -50,7 +50,7 @@ class SharedRollouts:
         if rows % self.world_size:
             self._rollouts.give_back(rollout)
             raise PreconditionError(indivisible(rows, self.world_size))
-        self._open[rollout.index] = _Shared(rollout, {rank})
+        self._open[rollout.index] = Shared(rollout, {rank})
         return rollout
 
     def release(self, rank: int, index: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +82,33 @@ class TakeOnce:
         same = self._container.generation[rows.slots] == rows.numbers
         slots = rows.slots[same & (self._state[rows.slots] != _ABSENT)]
         self._container.remove(slots)
+
+    def has_taken(self, rows: QueuedRows) -> bool:
+        """Tells whether transitions that were taken are all still there."""
+        return len(self._present(rows, _TAKEN).slots) == len(rows.slots)
+
+    def order(self) -> QueuedRows:
+        """Returns all transitions that wait, in their order."""
+        none = np.zeros(0, np.int64)
+        rows = [QueuedRows(none, none), *(self._present(one, _WAITING) for one in self._rows)]
+        slots, numbers = zip(*rows, strict=True)
+        return QueuedRows(np.concatenate(slots), np.concatenate(numbers))
+
+    def restore(self, waiting: QueuedRows, taken: Sequence[QueuedRows]) -> None:
+        """Sets what waits and what was taken, of transitions that are in the ring.
+
+        Args:
+            waiting: What `order` returned.
+            taken: What `take` did, and was neither removed nor put back.
+        """
+        self._rows = deque([waiting] if len(waiting.slots) else [])
+        self._state[waiting.slots] = _WAITING
+        self.waiting = len(waiting.slots)
+        for slots, numbers in taken:
+            same = self._container.generation[slots] == numbers
+            here = slots[same & (self._container.data_use_counter[slots] >= 0)]
+            self._state[here] = _TAKEN
+            self.taken += len(here)
 
     def _present(self, rows: QueuedRows, state: int) -> QueuedRows:
         """Returns those of the rows that are still there, and in that state."""

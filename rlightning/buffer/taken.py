@@ -22,10 +22,14 @@ class Taken:
             last.
         queued: The transitions of a queue that it is made of; None if there is none.
         sample: The columns of what is no rollout.
-        nbytes: Size of the columns in bytes.
+        nbytes: Size of the columns in bytes; of what is no rollout, at most.
         units: Transitions or episodes that were drawn.
         parts: Batches of several tables that it was made of.
         reusable: Whether the arrays of `sample` may be written anew once they were copied.
+        batch_id: Under which number it is acked; 0 if it stays.
+        rank: Which of several learners it is for.
+        world_size: How many learners there are.
+        learner: Id of the client that has it; empty in a process of its own.
     """
 
     transitions: int
@@ -38,6 +42,10 @@ class Taken:
     units: int = 0
     parts: Sequence[Taken] = ()
     reusable: bool = False
+    batch_id: int = 0
+    rank: int = 0
+    world_size: int = 1
+    learner: str = ""
 
     @property
     def leaves(self) -> bool:
@@ -49,8 +57,11 @@ class Taken:
         return dict(self.sample) if self.rollout is None else self.rollout.columns(*self.rows)
 
 
-def taken_of(rollout: Rollout, rank: int = 0, world_size: int = 1) -> Taken:
-    """Returns the part of a rollout that one of several learners gets."""
+def taken_of(rollout: Rollout, rank: int = 0, world_size: int = 1, learner: str = "") -> Taken:
+    """Returns the part of a rollout that one of several learners gets.
+
+    Its number is the same for every learner and session, so that no ack can mean another one.
+    """
     own = sum(rollout.rows) // world_size
     first, stop = rank * own, (rank + 1) * own
     pairs = zip(rollout.env_ids, rollout.within(first, stop), strict=True)
@@ -68,4 +79,8 @@ def taken_of(rollout: Rollout, rank: int = 0, world_size: int = 1) -> Taken:
         rollout,
         (first, stop),
         nbytes=rollout.nbytes // world_size,
+        batch_id=rollout.index + 1,
+        rank=rank,
+        world_size=world_size,
+        learner=learner,
     )

@@ -324,7 +324,9 @@ def top(
 
         auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
         given = any((token, token_file, ca, cert, key))
-        sight = find_sight(names or [], auth if given else None)
+        sight = find_sight(
+            names or [], auth if given else None, report=lambda line: typer.echo(line, err=True)
+        )
         serving = run_top(sight, once=once, as_json=as_json, interval_s=interval)
     raise typer.Exit(0 if serving or not once else EXIT_FAILED)
 

@@ -23,6 +23,7 @@ from rlightning.cluster.past_runs import outcome_of
 from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import label_of
 from rlightning.cluster.progress import duration
+from rlightning.cluster.runs import RUNNING
 from rlightning.cluster.sight import Sight, sight_of_config
 from rlightning.cluster.snapshot import ROLES, Role, Target, replicas_of, targets_of
 from rlightning.env.remote_client import EnvClient, EnvStatus
@@ -62,7 +63,7 @@ def sight_to_examine(config: MainConfig, auth: ClientAuthConfig | None = None) -
     The run is the last one of the config in any case, for its logs.
     """
     sight = sight_of_config(config, auth)
-    if sight.run is None or outcome_of(sight.run) == "running":
+    if sight.run is None or outcome_of(sight.run) == RUNNING:
         return sight
     return Sight(targets_of(config, auth), sight.run)
 

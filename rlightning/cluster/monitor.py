@@ -11,7 +11,7 @@ from math import inf
 from rlightning.cluster.backend import Backend
 from rlightning.cluster.display import Display
 from rlightning.cluster.progress import Progress, describe_run, find_latencies
-from rlightning.cluster.runs import Run
+from rlightning.cluster.runs import RUNNING, Run
 from rlightning.cluster.scalars import Scalars
 from rlightning.env.episodes import EpisodeRecord
 from rlightning.errors import RemoteError
@@ -140,7 +140,7 @@ class Monitor:
             latencies={**state.latencies, **dict(learning)},
         )
         self._record()
-        self._run.save_progress(describe_run(self.progress, "running"))
+        self._run.save_progress(describe_run(self.progress, RUNNING))
         self._display.update(self.progress, final=final)
         target = self._train.target_return
         full = len(self._returns) == self._train.target_episodes

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rlightning.cluster.display import latency_table
 from rlightning.cluster.progress import duration, number
+from rlightning.cluster.runs import RUNNING
 from rlightning.cluster.snapshot import ServiceView, Snapshot
 
 _STYLES = {"SERVING": "green", "NOT_SERVING": "yellow", "DOWN": "bold red", "UNKNOWN": "red"}
@@ -117,8 +118,8 @@ def _progress(snapshot: Snapshot) -> Table:
     if snapshot.learner is not None:
         age_s = learner["age_s"]
         outcome = str(learner.get("outcome"))
-        stale = outcome == "running" and age_s > _STALE_S
-        if stale or outcome != "running":
+        stale = outcome == RUNNING and age_s > _STALE_S
+        if stale or outcome != RUNNING:
             outcome = f"{outcome}, told {duration(age_s)} ago"
         facts.add_row(
             Text(f"learner {outcome}", style="yellow" if stale else ""),

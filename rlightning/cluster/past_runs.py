@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from rlightning.cluster.runs import run_name
+from rlightning.cluster.runs import STARTING, run_name
 from rlightning.errors import ConfigError
 from rlightning.learner.checkpoints import MANIFEST, Checkpoint
 from rlightning.utils.config import MainConfig, load_config
 
 LATEST = "latest"
+
+# What is done of a start before its time begins to count.
+_START_MARGIN_S = 10.0
 
 
 def find_run(name: str, config: MainConfig | None = None) -> Path:
@@ -72,12 +78,30 @@ def config_of(run: Path) -> MainConfig:
 
 
 def outcome_of(run: Path) -> str | None:
-    """Returns how a run ended, `running` before that; None where its manifest does not tell."""
+    """Returns how a run ended, before that `starting` or `running`; None if nothing tells."""
+    outcome = _manifest_of(run).get("outcome")
+    return None if outcome is None else str(outcome)
+
+
+def is_starting(run: Path) -> bool:
+    """Tells whether a process of this machine is starting the parts of a run."""
+    manifest = _manifest_of(run)
+    if outcome_of(run) != STARTING:
+        return False
     try:
-        outcome = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["outcome"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    return str(outcome)
+        age = datetime.now(timezone.utc) - datetime.fromisoformat(manifest["start"])
+        os.kill(int(manifest["pid"]), 0)
+        # Another process may have got the number of one that was killed.
+        most_s = load_config(run / "config.yaml", environ={}).services.start_timeout_s
+    except (OSError, LookupError, TypeError, ValueError, ConfigError):
+        return False
+    return age.total_seconds() < most_s + _START_MARGIN_S
+
+
+def newest_run(folder: Path) -> Path | None:
+    """Returns the last of the runs in a folder, whether it began or not; None without any."""
+    runs = [entry for entry in folder.glob("*") if entry.name.isdecimal()]
+    return max(runs, key=lambda run: int(run.name), default=None)
 
 
 def read_checkpoint(run: Path, link: str, config: MainConfig) -> Checkpoint:
@@ -99,6 +123,14 @@ def read_checkpoint(run: Path, link: str, config: MainConfig) -> Checkpoint:
         hint = "" if other is None else f"; the newest run of that name that kept one is {other}"
         raise ConfigError(f"{run} kept no checkpoint{hint}")
     return Checkpoint.read(folder / link)
+
+
+def _manifest_of(run: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def _checkpoints_of(run: Path, config: MainConfig) -> Path:

@@ -126,7 +126,9 @@ def check_lockstep(config: MainConfig) -> None:
                 "not start may have served others"
             )
     policies, envs = services.policy, services.env
+    independent = any(env.vectorization_mode == "independent" for env in config.env)
     for key, wrong, reason in (
+        ("env.vectorization_mode independent", independent, "rows come when they are ready"),
         ("services.policy.addresses", bool(policies.addresses), "they may have served others"),
         ("services.policy.replicas", policies.replicas > 1, "who answers depends on the load"),
         ("services.env.addresses", bool(envs.addresses), "they may have served others"),

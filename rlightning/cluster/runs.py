@@ -24,6 +24,12 @@ from rlightning.env.episodes import EpisodeRecord
 from rlightning.latency.trace import StepTrace, TraceFile
 from rlightning.utils.config import MainConfig
 
+STARTING = "starting"
+"""Outcome of a run before its parts are up."""
+
+RUNNING = "running"
+"""Outcome of a run that goes on."""
+
 PROGRESS_FILE = "progress.json"
 """What the learner of a run tells of itself while it learns, in the run's folder."""
 
@@ -71,7 +77,7 @@ class Run:
         run.save_config(config)
         run.manifest = {
             "command": list(command),
-            "outcome": "running",
+            "outcome": STARTING,
             "seed": config.train.seed,
             "start": _now(),
             "end": None,
@@ -166,6 +172,8 @@ class Run:
     def begin(self) -> None:
         """Lets `latest` point to this run, now that its parts are up."""
         self.began = True
+        self.manifest["outcome"] = RUNNING
+        self._save_manifest()
         _point_latest(self.path.parent, self.path.name)
 
     def finish(self, outcome: str, summary: dict[str, Any] | None = None) -> None:

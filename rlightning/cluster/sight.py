@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlightning.cluster.past_runs import LATEST, find_run
+from rlightning.cluster.past_runs import LATEST, find_run, is_starting, newest_run
+from rlightning.cluster.runs import run_name
 from rlightning.cluster.snapshot import Target, targets_of
 from rlightning.errors import ConfigError
 from rlightning.utils.config import ClientAuthConfig, MainConfig, load_config
 from rlightning.utils.config.rpc import check_address
+
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,20 @@ class Sight:
     run: Path | None = None
 
 
-def find_sight(names: Sequence[str], auth: ClientAuthConfig | None = None) -> Sight:
-    """Returns what a command line names.
+def find_sight(
+    names: Sequence[str],
+    auth: ClientAuthConfig | None = None,
+    *,
+    report: Callable[[str], None] = lambda text: None,
+) -> Sight:
+    """Returns what a command line names; waits for a run that is being started on this machine.
 
     Args:
         names: Addresses; or the folder of a run, `latest`, or YAML files of a config, whose
             services are those that it names addresses of, or else those of its last run. Nothing:
             the last run in `runs`.
         auth: Token and certificates instead of those of the config; None: those.
+        report: Takes one line for people, where a run is waited for.
 
     Raises:
         ConfigError: There is no such run, or nothing tells where the services are.
@@ -42,6 +52,7 @@ def find_sight(names: Sequence[str], auth: ClientAuthConfig | None = None) -> Si
     if names and all(map(_is_address, names)):
         return Sight([Target(address, address, auth=auth) for address in names])
     if not names or list(names) == [LATEST]:
+        _await_start(map(newest_run, Path(MainConfig().log.log_dir).glob("*")), report)
         return _sight_of(find_run(LATEST), auth)
     for name in names:
         if _is_address(name):
@@ -49,8 +60,11 @@ def find_sight(names: Sequence[str], auth: ClientAuthConfig | None = None) -> Si
     if Path(names[0]).is_dir():
         if len(names) > 1:
             raise ConfigError(f"give the folder of one run, got {len(names)} names")
+        _await_start([Path(names[0])], report)
         return _sight_of(find_run(names[0]), auth)
-    sight = sight_of_config(load_config([Path(name) for name in names]), auth)
+    config = load_config([Path(name) for name in names])
+    _await_start([newest_run(Path(config.log.log_dir) / run_name(config))], report)
+    sight = sight_of_config(config, auth)
     if not _is_whole(sight.targets) and sight.run is None:
         raise ConfigError(
             f"{', '.join(names)}: a service listens on a port that the system chooses, and there "
@@ -74,6 +88,15 @@ def sight_of_config(config: MainConfig, auth: ClientAuthConfig | None = None) ->
     if not _is_whole(targets):
         return last
     return Sight(targets, run if _addresses(last.targets) == _addresses(targets) else None)
+
+
+def _await_start(runs: Iterable[Path | None], report: Callable[[str], None]) -> None:
+    """Returns when none of some runs is starting any more."""
+    for run in runs:
+        if run is not None and is_starting(run):
+            report(f"waits for the start of {run} ...")
+            while is_starting(run):
+                time.sleep(_POLL_S)
 
 
 def _sight_of(run: Path, auth: ClientAuthConfig | None) -> Sight:

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
 from rlightning.cluster.overview import overview
+from rlightning.cluster.past_runs import outcome_of
+from rlightning.cluster.runs import RUNNING
 from rlightning.cluster.sight import Sight
 from rlightning.cluster.snapshot import Observer, Snapshot
 
@@ -35,7 +38,7 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
     Returns:
         Whether all services were SERVING when last seen.
     """
-    title = "" if sight.run is None else f"{sight.run.parent.name}/{sight.run.name}"
+    title = "" if sight.run is None else _title(sight.run)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _PLAIN_WIDTH)
@@ -57,6 +60,11 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(follow())
     return shown is not None and all(one.state == "SERVING" for one in shown.services)
+
+
+def _title(run: Path) -> str:
+    name, outcome = f"{run.parent.name}/{run.name}", outcome_of(run)
+    return name if outcome in {None, RUNNING} else f"{name} has ended: {outcome}"
 
 
 async def _looks(sight: Sight, *, once: bool, interval_s: float) -> AsyncIterator[Snapshot]:

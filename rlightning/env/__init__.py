@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import rlightning.env.ale_env as _ale_env
 import rlightning.env.env_server as _env_server
+import rlightning.env.envpool_env as _envpool_env
 import rlightning.env.gymnasium_env as _gymnasium_env
 import rlightning.env.isaac_env as _isaac_env
 import rlightning.env.isaac_marl_env as _isaac_marl_env

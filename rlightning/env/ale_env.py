@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlightning.env.gymnasium_env import GymnasiumEnv
 from rlightning.env.utils.extras import load_extra
-from rlightning.env.utils.making import call_maker, checked, vectorise
+from rlightning.env.utils.making import call_maker, checked, make_row, vectorise
 from rlightning.errors import ConfigError
 from rlightning.utils.config import EnvConfig
 from rlightning.utils.registry import ENVS
@@ -58,7 +58,7 @@ class ALEEnv(GymnasiumEnv):
         if config.init_params is None:
             return super()._make(config)
         if config.num_envs == 1:
-            return make_atari(config)
+            return make_row(partial(make_atari, config), config)
         mode = config.vectorization_mode
         if mode in ("auto", "vector_entry_point"):
             kwargs = _native_kwargs(config)

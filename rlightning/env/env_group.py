@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
+from rlightning.env.auto_reset import AutoReset, limit_of
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.env_server import RemoteEnvServer
 from rlightning.env.step_counter import EnvStepCounter
@@ -47,7 +48,6 @@ class EnvGroup:
         id_to_env: The envs by id.
         env_to_id: The ids by env.
         id_to_num_envs: Rows by id.
-        step_counter: Counts steps within `auto_reset`; else None.
         throughput: Env steps per second of this group.
 
     Raises:
@@ -79,12 +79,8 @@ class EnvGroup:
         self.env_to_id = dict(zip(envs, self.env_ids, strict=True))
         self.id_to_num_envs = {env.get_env_id(): env.num_envs for env in envs}
         self._server_of: dict[str, RemoteEnvServer] = {}
-        self.step_counter: EnvStepCounter | None = None
         self.throughput = ThroughputTracker()
-        self._reset_on_done = False
-        self._max_episode_steps: int | None = None
-        self._done: set[str] = set()
-        self._was_reset: set[str] = set()
+        self._auto_reset = AutoReset()
         self._workers: dict[str, ThreadPoolExecutor] = {}
         self._pending: dict[str, Future[EnvRet]] = {}
 
@@ -116,6 +112,11 @@ class EnvGroup:
 
     def __getitem__(self, env_id: str) -> BaseEnv:
         return self._server_of.get(env_id) or self.id_to_env[env_id]
+
+    @property
+    def step_counter(self) -> EnvStepCounter | None:
+        """Counts steps within `auto_reset`; else None."""
+        return self._auto_reset.counter
 
     def size(self) -> int:
         """Returns the number of local envs."""
@@ -167,7 +168,7 @@ class EnvGroup:
             env_rets.extend(server.reset(*args, **kwargs))
         self._take_note_of_members()
         for env_id in self.env_ids:
-            self._begin_episode(env_id)
+            self._auto_reset.record_reset(env_id)
         return BatchedData(self.env_ids, env_rets), [False] * len(self.env_ids)
 
     def step(self, batched_policy_resp: BatchedData) -> tuple[BatchedData, list[bool] | None]:
@@ -200,11 +201,10 @@ class EnvGroup:
                 env_ret = remote[env_id].result()
             else:
                 env_ret = self._task(env_id, response)()
-            self._count(env_id, env_ret)
+            self._record(env_id, env_ret)
             env_rets.append(env_ret)
-        self.throughput.record("env_throughput_sync", self._rows(env_ids))
-        counter = self.step_counter
-        truncations = None if counter is None else counter.get_truncations(env_ids)
+        self.throughput.record("env_throughput_sync", self._rows(env_ids, env_rets))
+        truncations = self._auto_reset.truncations(env_ids)
         return BatchedData(batched_policy_resp.ids(), env_rets), truncations
 
     def step_async(self, batched_policy_resp: BatchedData) -> None:
@@ -258,13 +258,12 @@ class EnvGroup:
                 self._pending.pop(env_id).result()  # raises
         for env_id in completed:
             env_ret = self._pending.pop(env_id).result()
-            self._count(env_id, env_ret)
+            self._record(env_id, env_ret)
             env_ids.append(env_id)
             env_rets.append(env_ret)
-        self.throughput.record_async("env_throughput_async", self._rows(env_ids))
-        counter = self.step_counter
-        truncations = counter.get_truncations(env_ids) if counter else [False] * len(env_ids)
-        return BatchedData(env_ids, env_rets), truncations
+        self.throughput.record_async("env_throughput_async", self._rows(env_ids, env_rets))
+        truncations = self._auto_reset.truncations(env_ids)
+        return BatchedData(env_ids, env_rets), truncations or [False] * len(env_ids)
 
     @contextmanager
     def auto_reset(
@@ -283,20 +282,18 @@ class EnvGroup:
         Raises:
             ValueError: The limit is no positive integer, or an env has none of its own.
         """
-        limits = [self._limit_of(env_id, max_episode_steps) for env_id in self.env_ids]
-        counter = EnvStepCounter(self.env_ids, limits)
-        for env_id in self._was_reset.intersection(self.env_ids):
-            counter.step(env_id)
-        self.step_counter = counter
-        self._max_episode_steps = max_episode_steps
-        self._reset_on_done = reset_on_done
-        self._done.clear()
+        owns = [self[env_id].get_max_episode_steps() for env_id in self.env_ids]
+        limits = [
+            limit_of(env_id, own, max_episode_steps, stacklevel=4)
+            for env_id, own in zip(self.env_ids, owns, strict=True)
+        ]
+        self._auto_reset.begin(
+            self.env_ids, limits, max_episode_steps=max_episode_steps, reset_on_done=reset_on_done
+        )
         try:
             yield
         finally:
-            self.step_counter = None
-            self._reset_on_done = False
-            self._done.clear()
+            self._auto_reset.end()
 
     def get_env_stats(self, reset: bool = False) -> dict[str, float]:
         """Returns the mean of each statistic over the finished episodes of all envs.
@@ -398,23 +395,14 @@ class EnvGroup:
     def _task(self, env_id: str, response: PolicyResponse) -> Callable[[], EnvRet]:
         """Returns what a local env has to do now: a step, or the reset that is due."""
         env = self.id_to_env[env_id]
-        return env._reset if self._is_due(env_id) else lambda: env._step(response)
+        return env._reset if self._auto_reset.is_due(env_id) else lambda: env._step(response)
 
     def _submit(self, env_id: str, response: PolicyResponse) -> Future[EnvRet]:
         """Begins what an env behind a server has to do now."""
         server = self._server_of[env_id]
-        if self._is_due(env_id):
+        if self._auto_reset.is_due(env_id):
             return server.submit_reset(env_id)
         return server.submit(env_id, response)
-
-    def _is_due(self, env_id: str) -> bool:
-        """Whether an env has to be reset in place of its next step."""
-        counter = self.step_counter
-        if counter is None:
-            return False
-        if env_id in self._done or counter.is_reached_max_steps(env_id):
-            counter.reset(env_id)
-        return counter[env_id] < 0
 
     def _take_note_of_members(self) -> None:
         """Learns which envs are behind the servers now."""
@@ -426,29 +414,15 @@ class EnvGroup:
                 self.id_to_num_envs[env_id] = meta.num_envs or 1
             self.env_ids.extend(server.metas() or [server.get_env_id()])
         if self.step_counter is not None:
-            for env_id in self._server_of:
-                limit = self._limit_of(env_id, self._max_episode_steps)
-                self.step_counter.add(env_id, limit)
+            given = self._auto_reset.max_episode_steps
+            for env_id, server in self._server_of.items():
+                own = server.get_max_episode_steps()
+                self.step_counter.add(env_id, limit_of(env_id, own, given, stacklevel=3))
 
-    def _begin_episode(self, env_id: str) -> None:
-        self._done.discard(env_id)
-        self._was_reset.add(env_id)
-        if self.step_counter is not None:
-            self.step_counter.reset(env_id)
-            self.step_counter.step(env_id)
-
-    def _count(self, env_id: str, env_ret: EnvRet) -> None:
-        """Counts a step that is complete."""
-        counter = self.step_counter
-        if counter is None:
-            return
-        if counter[env_id] < 0:
-            self._begin_episode(env_id)
-            return
-        counter.step(env_id)
+    def _record(self, env_id: str, env_ret: EnvRet) -> None:
+        """Takes note of a step that is complete."""
         resets_itself = self.id_to_num_envs[env_id] > 1 or env_id in self._server_of
-        if self._reset_on_done and not resets_itself and _has_ended(env_ret):
-            self._done.add(env_id)
+        self._auto_reset.record(env_id, env_ret, resets_itself=resets_itself)
 
     def _completed(self, timeout: float | None, wait_all: bool) -> list[str]:
         """Waits, and returns the envs whose step is complete, in the order of completion."""
@@ -466,26 +440,12 @@ class EnvGroup:
                     break
         return [by_future[future] for future in order]
 
-    def _limit_of(self, env_id: str, max_episode_steps: int | None) -> int:
-        if max_episode_steps is not None:
-            if isinstance(max_episode_steps, bool) or not isinstance(max_episode_steps, int):
-                raise ValueError(f"max_steps must be a positive integer, got {max_episode_steps!r}")
-            if max_episode_steps < 1:
-                raise ValueError(f"max_steps must be a positive integer, got {max_episode_steps}")
-        own = self[env_id].get_max_episode_steps()
-        limit = own if max_episode_steps is None else max_episode_steps
-        if limit is None:
-            raise ValueError(f"env {env_id!r} has no max_episode_steps, and none was given")
-        if own not in (None, limit):
-            warnings.warn(
-                f"env {env_id!r}: its max_episode_steps {own} gives way to {limit}",
-                UserWarning,
-                stacklevel=5,
-            )
-        return limit
-
-    def _rows(self, env_ids: Iterable[str]) -> int:
-        return sum(self.id_to_num_envs[env_id] for env_id in env_ids)
+    def _rows(self, env_ids: Iterable[str], env_rets: Iterable[EnvRet]) -> int:
+        """Returns how many rows have stepped: of some envs not all do at a time."""
+        return sum(
+            self.id_to_num_envs[env_id] if env_ret.rows is None else len(env_ret.rows)
+            for env_id, env_ret in zip(env_ids, env_rets, strict=True)
+        )
 
 
 def build_env_group(
@@ -517,14 +477,6 @@ def _one_per_env(
     if not isinstance(preprocess_fn, (list, tuple)) or len(preprocess_fn) != count:
         raise ValueError(f"preprocess_fn: expected a function or a list of {count} functions")
     return list(preprocess_fn)
-
-
-def _has_ended(env_ret: EnvRet) -> bool:
-    """Whether the episode of an env of one row has ended; for agents, that of all of them."""
-    ends = (env_ret.last_terminated, env_ret.last_truncated)
-    if isinstance(ends[0], dict):
-        return all(any(end.get(agent, False) for end in ends) for agent in ends[0])
-    return any(bool(end) for end in ends)
 
 
 def _check_same_spaces(first: EnvMeta, other: EnvMeta) -> None:

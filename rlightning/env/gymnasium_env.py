@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -14,8 +15,9 @@ from rlightning.env.base_env import BaseEnv
 from rlightning.env.utils.actions import ActionFitter
 from rlightning.env.utils.autoreset import NextStepRows, mode_of
 from rlightning.env.utils.infos import rows_of_info
-from rlightning.env.utils.making import make_env, make_vector_env
+from rlightning.env.utils.making import make_env, make_row, make_vector_env
 from rlightning.env.utils.spaces import as_declared, one_row, stack, take
+from rlightning.env.utils.workers import IndependentRows
 from rlightning.errors import ConfigError, EnvError, ResetNeededError
 from rlightning.types import ActionSource, EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
@@ -41,9 +43,10 @@ class GymnasiumEnv(BaseEnv):
     With `config.seed` the first reset is seeded, each row of each worker differently (a native
     vector env has one generator for all its rows); later resets go on from there.
 
-    A vector env that resets a row in the step after (NEXT_STEP) and cannot be told otherwise gives
-    some of the rows at a time (`EnvRet.rows`): one that has ended is left out until its next
-    episode has begun. The next response is then for these rows only.
+    Rows that are `independent` (`config.vectorization_mode`) are given when they are ready, some of
+    them at a time (`EnvRet.rows`). So are those of a vector env that resets a row in the step after
+    (NEXT_STEP) and cannot be told otherwise: one that has ended is left out until its next episode
+    has begun. The next response is then for these rows only.
 
     Args:
         config: Its section of the config; copied.
@@ -81,7 +84,7 @@ class GymnasiumEnv(BaseEnv):
         if self._broken:
             self.env.close(terminate=True)
             self._use(self._make(self.config))
-        env = self._next_step or self.env
+        env = self._some_rows or self.env
         observation, info = env.reset(*args, **kwargs)
         self._is_reset = True
         rows = self.num_envs
@@ -104,8 +107,8 @@ class GymnasiumEnv(BaseEnv):
         if not self._is_reset:
             raise ResetNeededError(f"env {self.env_id!r}: reset it before the first step")
         action = self._preprocess_fn(policy_resp)
-        if self._next_step is not None:
-            return self._step_some(action, self._next_step)
+        if self._some_rows is not None:
+            return self._step_some(action, self._some_rows)
         return self._step_rows(action) if self._batched else self._step_one(action)
 
     def apply_evaluate_cfg(self) -> None:
@@ -141,14 +144,18 @@ class GymnasiumEnv(BaseEnv):
         self._is_reset = False
 
     def _make(self, config: EnvConfig) -> Any:
-        return make_vector_env(config) if config.num_envs > 1 else make_env(config)
+        if config.num_envs > 1:
+            return make_vector_env(config)
+        return make_row(partial(make_env, config), config)
 
     def _use(self, env: Any) -> None:
         self.env = env
         self._batched = self.num_envs > 1
         self._seeds_as = self._row_seeding(env)
         late = self._batched and mode_of(env) is AutoresetMode.NEXT_STEP
-        self._next_step = NextStepRows(env) if late else None
+        self._some_rows: NextStepRows | IndependentRows | None = None
+        if late or isinstance(env, IndependentRows):
+            self._some_rows = NextStepRows(env) if late else env
         self._is_reset = self._broken = False
         self._space: gym.Space[Any] = self.get_observation_space()  # type: ignore[assignment]
         self._fitter = self._fits(self.num_envs if self._batched else None)
@@ -167,7 +174,8 @@ class GymnasiumEnv(BaseEnv):
 
     def _row_seeding(self, env: Any) -> Callable[[list[int]], Any] | None:
         """Returns what makes the seeds of rows what an env takes; None: it takes but one."""
-        each = isinstance(getattr(env, "unwrapped", env), (SyncVectorEnv, AsyncVectorEnv))
+        kinds = (SyncVectorEnv, AsyncVectorEnv, IndependentRows)
+        each = isinstance(getattr(env, "unwrapped", env), kinds)
         return list if each else None
 
     def _step_rows(self, action: Any) -> EnvRet:
@@ -193,7 +201,7 @@ class GymnasiumEnv(BaseEnv):
             env_ret.executed_action, env_ret.action_source = fitted.executed, fitted.source
         return env_ret
 
-    def _step_some(self, action: Any, vector: NextStepRows) -> EnvRet:
+    def _step_some(self, action: Any, vector: NextStepRows | IndependentRows) -> EnvRet:
         """Steps the rows that were shown last; shows those that have something to be acted on."""
         fitted = self._fits(len(vector.awaited)).fit(action)
         executed = action if fitted.source is None else fitted.executed

@@ -17,7 +17,7 @@ from rlightning.env.utils.libero_utils import (
     get_libero_state,
     get_libero_wrist_image,
 )
-from rlightning.env.utils.making import call_maker, checked, vectorise
+from rlightning.env.utils.making import call_maker, checked, make_row, vectorise
 from rlightning.env.utils.options import adapter_options
 from rlightning.errors import ConfigError
 from rlightning.types import EnvRet, PolicyResponse
@@ -73,9 +73,11 @@ class LiberoEnv(GymnasiumEnv):
     def _make(self, config: EnvConfig) -> Any:
         load_extra("libero.libero", extra="libero", backend="libero")
         if config.num_envs == 1:
-            return make_task(config)
+            return make_row(partial(make_task, config), config)
         if config.vectorization_mode == "vector_entry_point":
-            raise ConfigError("env.vectorization_mode: libero takes auto, sync or async")
+            raise ConfigError(
+                "env.vectorization_mode: libero takes auto, sync, async or independent"
+            )
         return vectorise([partial(make_task, config)] * config.num_envs, config)
 
     def _draw_seeds(self) -> list[int] | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlightning.env.gymnasium_env import GymnasiumEnv
 from rlightning.env.utils.extras import load_extra
-from rlightning.env.utils.making import call_maker, checked, vectorise
+from rlightning.env.utils.making import call_maker, checked, make_row, vectorise
 from rlightning.env.utils.options import adapter_options
 from rlightning.errors import ConfigError
 from rlightning.types import EnvRet, PolicyResponse
@@ -61,9 +61,11 @@ class ManiskillEnv(GymnasiumEnv):
     def _make(self, config: EnvConfig) -> Any:
         load_extra("mani_skill.envs", extra="maniskill", backend="maniskill")
         if config.num_envs == 1:
-            return make_task(config)
+            return make_row(partial(make_task, config), config)
         if config.vectorization_mode == "vector_entry_point":
-            raise ConfigError("env.vectorization_mode: maniskill takes auto, sync or async")
+            raise ConfigError(
+                "env.vectorization_mode: maniskill takes auto, sync, async or independent"
+            )
         return vectorise([partial(make_task, config)] * config.num_envs, config)
 
     def step(self, policy_resp: PolicyResponse) -> EnvRet:

@@ -6,7 +6,8 @@ two clocks, which is estimated from four stamps per exchange and always comes wi
 
 from rlightning.latency.clock import ClockOffset, Offset, boot_id, clock_id
 from rlightning.latency.histogram import Histogram, SlidingHistogram
-from rlightning.latency.stages import STAGES, ActTimes, LatencyStats
+from rlightning.latency.stages import STAGES, ActTimes
+from rlightning.latency.stats import LatencyStats
 
 __all__ = [
     "STAGES",

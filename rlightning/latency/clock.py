@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlightning.latency.ways import OneWay, one_message_s
+
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _CLOCK_NAMESPACE_FILE = Path("/proc/self/timens_offsets")
 
@@ -25,6 +27,7 @@ _SUSPEND_NS = 10**6
 _SHIFT_OF_TRIP = 0.25
 _SHIFT_NS = 100_000
 _SHIFTED_TIMES = 3
+_UNKNOWN = (math.nan, math.nan)
 
 
 @lru_cache(maxsize=1)
@@ -108,17 +111,6 @@ class Offset(NamedTuple):
         return Offset(-self.offset_ns, self.uncertainty_ns)
 
 
-class OneWay(NamedTuple):
-    """How long the two messages of an exchange were under way, in seconds.
-
-    Each true time lies within `uncertainty_s` of its figure; neither figure is ever negative.
-    """
-
-    uplink_s: float
-    downlink_s: float
-    uncertainty_s: float
-
-
 class ClockOffset:
     """The monotonic clock of a peer against that of this process.
 
@@ -200,6 +192,8 @@ class ClockOffset:
             t3: When the peer sent the answer, in nanoseconds of the peer's clock.
             t4: When the answer was here, in nanoseconds of this clock.
         """
+        if self._same_clock:
+            return  # nothing to learn
         if self._own_id != _OWN.id:  # this machine has slept
             self._own_id = _OWN.id
             self._begin_epoch()
@@ -242,13 +236,33 @@ class ClockOffset:
         Args:
             now_ns: For which moment of this clock; now if None.
         """
-        if self._same_clock:
-            return Offset(0, 0)
-        bounds = self._bounds(time.monotonic_ns() if now_ns is None else now_ns)
-        if bounds is None:
+        lower, upper = self.bounds(time.monotonic_ns() if now_ns is None else now_ns)
+        if math.isnan(lower):
             return None
-        lower, upper = bounds
         return Offset(round((lower + upper) / 2), math.ceil((upper - lower) / 2))
+
+    def bounds(self, now_ns: int) -> tuple[float, float]:
+        """Returns the least and the greatest offset that are possible, in nanoseconds.
+
+        Args:
+            now_ns: For which moment of this clock.
+
+        Returns:
+            Both NaN while the offset is unknown, see `estimate`.
+        """
+        if self._same_clock:
+            return 0.0, 0.0
+        if not self._seconds or now_ns - self._newest_ns > self._window_ns:
+            return _UNKNOWN
+        if now_ns - self._seconds[0].at > self._window_ns:
+            self._renew(now_ns)
+        age = max(now_ns, self._newest_ns) - self._base_ns
+        lower = self._lower + self._slowest * age
+        upper = self._upper + self._fastest * age
+        if upper - lower > 2 * self._limit_ns:
+            return _UNKNOWN
+        # Rounding, or a drift that changed within the margin.
+        return (lower, upper) if lower <= upper else (upper, lower)
 
     @property
     def offset_ns(self) -> int | None:
@@ -279,22 +293,7 @@ class ClockOffset:
             t3: As in `update`.
             t4: As in `update`.
         """
-        if self._same_clock:
-            if t2 < t1 or t4 < t3:  # whoever stamped that does not read this clock
-                return None
-            return OneWay((t2 - t1) * 1e-9, (t4 - t3) * 1e-9, 0.0)
-        bounds = self._bounds(t4)
-        if bounds is None:
-            return None
-        lower, upper = bounds
-        up, down = t2 - t1, t4 - t3
-        # Nothing arrives before it was sent: that bounds both ways, too.
-        least_up, least_down = max(0.0, up - upper), max(0.0, down + lower)
-        most_up, most_down = up - lower, down + upper
-        if most_up < 0 or most_down < 0:
-            return None
-        half = max(most_up - least_up, most_down - least_down) / 2
-        return OneWay((least_up + most_up) * 5e-10, (least_down + most_down) * 5e-10, half * 1e-9)
+        return OneWay.of(t2 - t1, t4 - t3, *self.bounds(t4))
 
     def uplink(self, sent_ns: int, received_ns: int) -> tuple[float, float] | None:
         """Returns the time of one message to the peer as (seconds, uncertainty in seconds).
@@ -306,7 +305,7 @@ class ClockOffset:
         Returns:
             None while the offset is unknown. The figure is never below its uncertainty.
         """
-        return self._single(received_ns - sent_ns, -1, None)
+        return one_message_s(received_ns - sent_ns, *self.bounds(time.monotonic_ns()))
 
     def downlink(self, sent_ns: int, received_ns: int) -> tuple[float, float] | None:
         """Returns the time of one message from the peer as (seconds, uncertainty in seconds).
@@ -318,7 +317,8 @@ class ClockOffset:
         Returns:
             As `uplink`.
         """
-        return self._single(received_ns - sent_ns, 1, received_ns)
+        lower, upper = self.bounds(received_ns)
+        return one_message_s(received_ns - sent_ns, -upper, -lower)
 
     def summary(self) -> dict[str, Any]:
         """Returns the state for people and metrics.
@@ -339,33 +339,6 @@ class ClockOffset:
             "same_clock": self._same_clock,
             "epoch": self.epoch,
         }
-
-    def _single(
-        self, apparent_ns: int, sign: int, now_ns: int | None
-    ) -> tuple[float, float] | None:
-        estimate = self.estimate(now_ns)
-        if estimate is None:
-            return None
-        middle = apparent_ns + sign * estimate.offset_ns
-        least = max(0, middle - estimate.uncertainty_ns)
-        most = middle + estimate.uncertainty_ns
-        if most < 0:
-            return None
-        return (least + most) * 5e-10, (most - least) * 5e-10
-
-    def _bounds(self, now_ns: int) -> tuple[float, float] | None:
-        """Returns the least and the greatest offset that are possible at a moment."""
-        if not self._seconds or now_ns - self._newest_ns > self._window_ns:
-            return None
-        if now_ns - self._seconds[0].at > self._window_ns:
-            self._renew(now_ns)
-        age = max(now_ns, self._newest_ns) - self._base_ns
-        lower = self._lower + self._slowest * age
-        upper = self._upper + self._fastest * age
-        if upper - lower > 2 * self._limit_ns:
-            return None
-        # Rounding, or a drift that changed within the margin.
-        return (lower, upper) if lower <= upper else (upper, lower)
 
     def _contradicts(self, lower: int, upper: int, trip: int, t1: int, t4: int) -> bool:
         """Whether an exchange and the past cannot both be of two steady clocks."""

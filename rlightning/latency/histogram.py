@@ -6,7 +6,8 @@ import math
 import threading
 import time
 from bisect import bisect_left
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,28 @@ EDGES_S = (
 """Upper edges of the buckets that metrics have: those of gRFC A66, in seconds."""
 
 _EDGES = np.array(EDGES_S)
-# One thread may record while another one reads.
-_SETTLING = threading.Lock()
+SETTLING = threading.Lock()
+"""Held while what was gathered is sorted in: one thread may record while another one reads."""
+
+
+class Column(NamedTuple):
+    """Durations of one name, sorted.
+
+    Attributes:
+        buckets: How many are in each bucket of a `Histogram`.
+        metrics: How many are at most each of `EDGES_S` and above the one before; then all above.
+        number: How many there are.
+        total: Their sum in seconds.
+        least: The shortest in seconds; infinite without any.
+        greatest: The longest in seconds; 0 without any.
+    """
+
+    buckets: npt.NDArray[np.int64]
+    metrics: npt.NDArray[np.int64]
+    number: int
+    total: float
+    least: float
+    greatest: float
 
 
 class Histogram:
@@ -53,7 +74,15 @@ class Histogram:
             ValueError: It is negative or not a number.
         """
         _check(seconds)
-        self._add(np.array([seconds]))
+        self.take(sort_columns(np.array([[seconds]]))[0])
+
+    def take(self, column: Column) -> None:
+        """Adds durations that were sorted before."""
+        self._buckets += column.buckets
+        self.count += column.number
+        self.total += column.total
+        self.min = min(self.min, column.least)
+        self.max = max(self.max, column.greatest)
 
     def merge(self, other: Histogram) -> None:
         """Adds every duration of another histogram."""
@@ -78,14 +107,19 @@ class Histogram:
 
         Exact to 1/32 of the value; NaN without a record.
         """
+        return self._quantiles(q)[0]
+
+    def _quantiles(self, *shares: float) -> list[float]:
         if not self.count:
-            return math.nan
-        rank = max(1, math.ceil(q * self.count))
-        index = int(np.searchsorted(np.cumsum(self._buckets), rank))
-        exponent, step = divmod(index, _STEPS)
-        middle = math.ldexp(0.5 + (step + 0.5) / (2 * _STEPS), exponent + _FIRST_EXPONENT)
+            return [math.nan] * len(shares)
+        ranks = [max(1, math.ceil(share * self.count)) for share in shares]
+        indices: list[int] = np.searchsorted(np.cumsum(self._buckets), ranks).tolist()
+        middles = (
+            math.ldexp(0.5 + (step + 0.5) / (2 * _STEPS), exponent + _FIRST_EXPONENT)
+            for exponent, step in (divmod(index, _STEPS) for index in indices)
+        )
         # Bucket middles may lie outside of what was recorded.
-        return min(max(middle, self.min), self.max)
+        return [min(max(middle, self.min), self.max) for middle in middles]
 
     @property
     def p50(self) -> float:
@@ -109,26 +143,9 @@ class Histogram:
         """
         if not self.count:
             return {"count": 0}
-        return {
-            "count": self.count,
-            "mean": self.mean,
-            "p50": self.p50,
-            "p90": self.p90,
-            "p99": self.p99,
-            "max": self.max,
-        }
-
-    def _add(self, values: npt.NDArray[np.float64]) -> None:
-        fractions, exponents = np.frexp(values)
-        steps = ((fractions - 0.5) * (2 * _STEPS)).astype(np.intp)
-        indices = (exponents - _FIRST_EXPONENT) * _STEPS + steps
-        indices[fractions == 0.0] = 0
-        np.clip(indices, 0, _BUCKETS - 1, out=indices)
-        np.add.at(self._buckets, indices, 1)
-        self.count += values.size
-        self.total += float(values.sum())
-        self.min = min(self.min, float(values.min()))
-        self.max = max(self.max, float(values.max()))
+        p50, p90, p99 = self._quantiles(0.5, 0.9, 0.99)
+        figures = {"mean": self.mean, "p50": p50, "p90": p90, "p99": p99, "max": self.max}
+        return {"count": self.count, **figures}
 
 
 class SlidingHistogram:
@@ -140,6 +157,7 @@ class SlidingHistogram:
 
     Args:
         enabled: False records nothing.
+        feed: Called before anything is read: brings in what is gathered elsewhere.
 
     Attributes:
         count: Durations so far.
@@ -150,12 +168,13 @@ class SlidingHistogram:
     """What `summary` covers, in seconds; up to a sixth less."""
 
     _SLOTS = 6
-    _SLOT_S = WINDOW_S / _SLOTS
+    SLOT_S = WINDOW_S / _SLOTS
     _GATHERED = 256
 
     __slots__ = (
         "_classic",
         "_enabled",
+        "_feed",
         "_new",
         "_number",
         "_settled",
@@ -165,15 +184,18 @@ class SlidingHistogram:
         "_uncertainties",
     )
 
-    def __init__(self, *, enabled: bool = True) -> None:
+    def __init__(
+        self, *, enabled: bool = True, feed: Callable[[float], None] | None = None
+    ) -> None:
         self._enabled = enabled
+        self._feed = feed
         self._new: list[float] = []
         self._settled = 0
         self._settled_s = 0.0
         self._classic = np.zeros(len(EDGES_S) + 1, np.int64)
         self._slots: list[Histogram] = []
         self._uncertainties = [0.0] * self._SLOTS
-        self._number = 0
+        self._number = -1
         self._slot_end = 0.0
 
     def record(self, seconds: float, uncertainty_s: float = 0.0) -> None:
@@ -188,19 +210,34 @@ class SlidingHistogram:
         """
         if not self._enabled:
             return
-        self.record_at(time.monotonic(), seconds)
+        if not seconds >= 0:
+            _check(seconds)
+        now = time.monotonic()
+        if now >= self._slot_end or len(self._new) >= self._GATHERED:
+            with SETTLING:
+                self._settle_own(now)
+        self._new.append(seconds)
         if uncertainty_s:
             index = self._number % self._SLOTS
             if uncertainty_s > self._uncertainties[index]:
                 self._uncertainties[index] = uncertainty_s
 
-    def record_at(self, now: float, seconds: float) -> None:
-        """Adds one duration at a moment, by `time.monotonic`, also where nothing is enabled."""
-        if not seconds >= 0:
-            _check(seconds)
-        if now >= self._slot_end or len(self._new) >= self._GATHERED:
-            self._settle(now)
-        self._new.append(seconds)
+    def take(self, column: Column, number: int, uncertainty_s: float = 0.0) -> None:
+        """Adds durations that were sorted elsewhere; call while `SETTLING` is held.
+
+        Args:
+            column: The durations.
+            number: In which slot, of `SLOT_S` seconds each by `time.monotonic`, they were recorded.
+            uncertainty_s: How far they may be off at the most, in seconds.
+        """
+        self._turn_to(number)
+        self._classic += column.metrics
+        self._settled += column.number
+        self._settled_s += column.total
+        if number > self._number - self._SLOTS:  # else the last minute is over for them
+            index = number % self._SLOTS
+            self._slots[index].take(column)
+            self._uncertainties[index] = max(self._uncertainties[index], uncertainty_s)
 
     def merge(self, other: SlidingHistogram) -> None:
         """Adds every duration of another one of this process, each in its time."""
@@ -219,19 +256,22 @@ class SlidingHistogram:
     @property
     def count(self) -> int:
         """Durations so far."""
-        return self._settled + len(self._new)
+        self._settle(time.monotonic())
+        return self._settled
 
     @property
     def total(self) -> float:
         """Sum of all durations so far, in seconds."""
-        return self._settled_s + sum(self._new)
+        self._settle(time.monotonic())
+        return self._settled_s
 
     def window(self) -> Histogram:
         """Returns the durations of the last minute."""
         self._settle(time.monotonic())
         found = Histogram()
         for slot in self._slots:
-            found.merge(slot)
+            if slot.count:
+                found.merge(slot)
         return found
 
     def summary(self) -> dict[str, float]:
@@ -255,27 +295,27 @@ class SlidingHistogram:
         return np.cumsum(self._classic)[:-1].tolist(), self._settled, self._settled_s
 
     def _settle(self, now: float) -> None:
-        """Sorts in what was gathered, and turns to the slot of now."""
-        with _SETTLING:
-            self._settle_alone(now)
+        """Sorts in all that was gathered, and turns to the slot of now."""
+        with SETTLING:
+            if self._feed is not None:
+                self._feed(now)
+            self._settle_own(now)
 
-    def _settle_alone(self, now: float) -> None:
-        if not self._slots:
-            self._slots = [Histogram() for _ in range(self._SLOTS)]
+    def _settle_own(self, now: float) -> None:
         if self._new:
             new, self._new = self._new, []
-            values = np.array(new)
-            self._slots[self._number % self._SLOTS]._add(values)
-            np.add.at(self._classic, np.searchsorted(_EDGES, values), 1)
-            self._settled += values.size
-            self._settled_s += float(values.sum())
-        if now >= self._slot_end:
-            number = int(now / self._SLOT_S)
+            self.take(sort_columns(np.array([new]))[0], self._number)
+        self._turn_to(int(now / self.SLOT_S))
+
+    def _turn_to(self, number: int) -> None:
+        if not self._slots:
+            self._slots = [Histogram() for _ in range(self._SLOTS)]
+        if number > self._number:
             for passed in range(max(self._number + 1, number - self._SLOTS + 1), number + 1):
                 self._slots[passed % self._SLOTS].clear()
                 self._uncertainties[passed % self._SLOTS] = 0.0
             self._number = number
-            self._slot_end = (number + 1) * self._SLOT_S
+            self._slot_end = (number + 1) * self.SLOT_S
 
 
 class Counts:
@@ -304,6 +344,42 @@ class Counts:
         """Returns how many are at most each edge, how many there are, and their sum."""
         cumulative: list[int] = np.cumsum(self._counts).tolist()
         return cumulative[:-1], cumulative[-1], self._total
+
+
+def sort_columns(columns: npt.NDArray[np.float64]) -> Sequence[Column]:
+    """Sorts durations of several names at once, for much less than each name alone would cost.
+
+    Args:
+        columns: Durations in seconds, [names, durations]; NaN for one that is not known. Changed.
+
+    Returns:
+        The known ones of each name.
+    """
+    names = len(columns)
+    known = columns >= 0
+    of_name, values = np.nonzero(known)[0], columns[known]
+    fractions, exponents = np.frexp(values)
+    buckets = ((fractions - 0.5) * (2 * _STEPS)).astype(np.intp)
+    buckets += (exponents - _FIRST_EXPONENT) * _STEPS
+    buckets[fractions == 0.0] = 0
+    np.clip(buckets, 0, _BUCKETS - 1, out=buckets)
+    found = np.bincount(of_name * _BUCKETS + buckets, minlength=names * _BUCKETS)
+    edges = len(EDGES_S) + 1
+    metrics = np.bincount(
+        of_name * edges + np.searchsorted(_EDGES, values), minlength=names * edges
+    )
+    columns[~known] = 0.0
+    return list(
+        map(
+            Column,
+            found.reshape(names, _BUCKETS),
+            metrics.reshape(names, edges),
+            known.sum(axis=1).tolist(),
+            columns.sum(axis=1).tolist(),
+            np.where(known, columns, math.inf).min(axis=1, initial=math.inf).tolist(),
+            columns.max(axis=1, initial=0.0).tolist(),
+        )
+    )
 
 
 def _check(seconds: Any) -> None:

@@ -1,13 +1,13 @@
-"""The stages of a step, and their durations by name."""
+"""The stages of a step, and what is recorded of them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rlightning.latency.clock import OneWay
-from rlightning.latency.histogram import SlidingHistogram
+import numpy as np
+
+from rlightning.latency.stats import Durations, StampKind
+from rlightning.latency.ways import Array, OneWay, one_message, one_way
 
 STAGES = {
     "encode": "from an observation's turn to be asked about until its request is encoded",
@@ -24,53 +24,85 @@ STAGES = {
 """What a step of the actor loop is made of, in order: each stage begins where the last one ends."""
 
 
-class LatencyStats(dict[str, SlidingHistogram]):
-    """Durations of the last minute by name; a name is made by its first use. Not thread-safe.
+class ActStamps(NamedTuple):
+    """What is recorded of one answer of a policy server.
 
-    Args:
-        names: Names that are there from the start, as another thread needs that reads meanwhile.
-        enabled: False records nothing.
-
-    Attributes:
-        enabled: Whether anything is recorded.
+    Stamps are in nanoseconds of the asking process's monotonic clock, those of the server in
+    nanoseconds of its own.
     """
 
-    WINDOW_S = SlidingHistogram.WINDOW_S
+    done_ns: int
+    """When the actor had the answer."""
+    begun_ns: int
+    """When it was the request's turn to be encoded."""
+    encoded_ns: int
+    """When it was encoded."""
+    received_ns: int
+    """When the server had it."""
+    sent_ns: int
+    """When the server sent the answer."""
+    heard_ns: int
+    """When the answer was here."""
+    queue_us: int
+    """Microseconds from its receipt until its batch began to form."""
+    batch_wait_us: int
+    """From then until inference began."""
+    inference_us: int
+    """Inference."""
+    lower_ns: float
+    """The least that the server's clock may be ahead; NaN while that is unknown."""
+    upper_ns: float
+    """The most."""
 
-    def __init__(self, *names: str, enabled: bool = True) -> None:
-        super().__init__()
-        self.enabled = enabled
-        for name in names:
-            self[name]
 
-    def __missing__(self, name: str) -> SlidingHistogram:
-        histogram = self[name] = SlidingHistogram(enabled=self.enabled)
-        return histogram
+def _read_act(stamps: Array) -> Durations:
+    done, begun, encoded, received, sent, heard, queue, wait, inference, lower, upper = stamps
+    queue, wait, inference = queue * 1000, wait * 1000, inference * 1000
+    uplink, downlink, half = one_way(received - encoded, heard - sent, lower, upper)
+    answer = np.maximum(0, sent - received - queue - wait - inference)
+    return Durations(
+        (
+            *(encoded - begun, uplink, queue, wait, inference, answer, downlink),
+            *(done - heard, done - begun),
+        ),
+        {"uplink": half, "downlink": half},
+    )
 
-    def record(self, name: str, seconds: float, uncertainty_s: float = 0.0) -> None:
-        """Adds one duration under `name`; see `SlidingHistogram.record`."""
-        self[name].record(seconds, uncertainty_s)
 
-    def record_all(self, durations: Iterable[tuple[str, float]]) -> None:
-        """Adds durations by name that belong together, for less than each alone would cost.
+ACT = StampKind([*[*STAGES][:8], "act"], len(ActStamps._fields), _read_act)
+"""The stages of an answer, `encode` to `decode`, and the whole as `act`; of `ActStamps`."""
 
-        Raises:
-            ValueError: One is negative or not a number; those before it are recorded.
-        """
-        if not self.enabled:
-            return
-        now = time.monotonic()
-        for name, seconds in durations:
-            self[name].record_at(now, seconds)
 
-    def merge(self, others: Mapping[str, SlidingHistogram]) -> None:
-        """Adds every duration of other histograms of this process, name by name."""
-        for name, histogram in others.items():
-            self[name].merge(histogram)
+def _read_step(stamps: Array) -> Durations:
+    stepped, asked, answered, stored = stamps
+    return Durations(
+        (answered - asked, stored - answered, stored - asked, stepped - stored, stepped - asked), {}
+    )
 
-    def summary(self) -> dict[str, dict[str, float]]:
-        """Returns `SlidingHistogram.summary` by name: of the last minute, in seconds."""
-        return {name: histogram.summary() for name, histogram in self.items()}
+
+STEP = StampKind(["round_trip", "insert", "action_age", "env_step", "step"], 4, _read_step)
+"""A step of an actor: when it was over, asked for, answered, and stored."""
+
+
+def _read_wait(stamps: Array) -> Durations:
+    started, received, joined = stamps
+    return Durations((joined - received, started - joined), {})
+
+
+WAIT = StampKind(["queue", "batch_wait"], 3, _read_wait)
+"""How a request waited: when inference began, when it was received, and joined its batch."""
+
+
+def _read_insert(stamps: Array) -> Durations:
+    heard, sent, left, received, lower, upper = stamps
+    uplink, half = one_message(received - sent, lower, upper)
+    return Durations((heard - sent, sent - left + uplink), {"env_to_buffer": half})
+
+
+INSERT = StampKind(["insert_ack", "env_to_buffer"], 6, _read_insert)
+"""An insert: when its ack was here, when it was sent, and when what it brings left its env; when
+the buffer server had it, by that server's clock; and the least and the most that this clock may be
+ahead of ours. The last three are NaN where that is not known."""
 
 
 class ActTimes(NamedTuple):
@@ -100,25 +132,26 @@ class ActTimes(NamedTuple):
     ways: OneWay | None
     """How long the request and the answer were under way; None while that is unknown."""
 
+    @classmethod
+    def of(cls, seq: int, stamps: ActStamps) -> ActTimes:
+        """Returns the times of an answer by its stamps."""
+        return cls(
+            seq,
+            stamps.begun_ns,
+            stamps.encoded_ns,
+            max(0, stamps.queue_us) * 1000,
+            max(0, stamps.batch_wait_us) * 1000,
+            max(0, stamps.inference_us) * 1000,
+            max(0, stamps.sent_ns - stamps.received_ns),
+            stamps.heard_ns,
+            stamps.done_ns,
+            OneWay.of(
+                *(stamps.received_ns - stamps.encoded_ns, stamps.heard_ns - stamps.sent_ns),
+                *(stamps.lower_ns, stamps.upper_ns),
+            ),
+        )
+
     @property
     def answer_ns(self) -> int:
         """From the end of inference until the answer was sent."""
         return max(0, self.server_ns - self.queue_ns - self.batch_wait_ns - self.inference_ns)
-
-    def record(self, stats: LatencyStats) -> None:
-        """Records every stage, and the whole as `act`."""
-        ways = self.ways
-        if ways is not None:
-            stats.record("uplink", ways.uplink_s, ways.uncertainty_s)
-            stats.record("downlink", ways.downlink_s, ways.uncertainty_s)
-        stats.record_all(
-            (
-                ("encode", (self.encoded_ns - self.begun_ns) * 1e-9),
-                ("queue", self.queue_ns * 1e-9),
-                ("batch_wait", self.batch_wait_ns * 1e-9),
-                ("inference", self.inference_ns * 1e-9),
-                ("answer", self.answer_ns * 1e-9),
-                ("decode", (self.done_ns - self.heard_ns) * 1e-9),
-                ("act", (self.done_ns - self.begun_ns) * 1e-9),
-            )
-        )

@@ -43,6 +43,13 @@ class StepTrace(NamedTuple):
     """Its stages, in order."""
     uncertainty_ns: int = 0
     """How far the bounds of the stages at the policy server may be off."""
+    traceparent: str = ""
+    """W3C trace context of who had the env act; empty if nobody has told one."""
+
+
+def place_of(stage: str) -> str:
+    """Returns where a stage happens: `env server`, `network` or `policy server`."""
+    return _PROCESSES[_PROCESS_OF.get(stage, 0)]
 
 
 def trace_step(
@@ -53,6 +60,7 @@ def trace_step(
     answered_ns: int,
     stored_ns: int,
     stepped_ns: int,
+    traceparent: str = "",
 ) -> StepTrace | None:
     """Puts the stages of one step on the time axis of the env server.
 
@@ -63,6 +71,7 @@ def trace_step(
         answered_ns: When the actor had the answer.
         stored_ns: When the buffer had taken both.
         stepped_ns: When the next observation was there.
+        traceparent: As in `StepTrace`.
 
     Returns:
         The trace; None while the policy server's clock is unknown.
@@ -71,16 +80,16 @@ def trace_step(
     if ways is None:
         return None
     lengths = {
-        "encode": times.encoded_ns - times.begun_ns,
+        "encode": times.encoded_ns - asked_ns,
         "uplink": round(ways.uplink_s * 1e9),
         "queue": times.queue_ns,
         "batch_wait": times.batch_wait_ns,
         "inference": times.inference_ns,
         "answer": times.answer_ns,
         "downlink": round(ways.downlink_s * 1e9),
-        "decode": times.done_ns - times.heard_ns,
+        "decode": answered_ns - times.heard_ns,
     }
-    spans, at = [], times.begun_ns
+    spans, at = [], asked_ns
     for stage, length in lengths.items():
         spans.append(Span(stage, at, length))
         at += length
@@ -93,6 +102,7 @@ def trace_step(
         stepped_ns - asked_ns,
         tuple(spans),
         round(ways.uncertainty_s * 1e9),
+        traceparent,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -22,9 +23,13 @@ from torchrl.objectives.value.functional import generalized_advantage_estimate
 from rlightning.errors import PolicyError
 from rlightning.learner.columns import observation_of, tensors
 from rlightning.learner.ranks import ALONE, Ranks
+from rlightning.policy.encoder import ObservationEncoder
 from rlightning.policy.weights import dump_weights, policy_weights
 from rlightning.types import ActionSource, EnvMeta
 from rlightning.utils.config import LearnerConfig, TrainConfig
+
+# Of rollouts of pictures, to be looked at without gradients.
+_ROWS_AT_ONCE = 1024
 
 LEARNED = ("observation", "action", "log_prob", "advantage", "value_target")
 
@@ -37,6 +42,9 @@ class ActorCritic(Protocol):
         actor: Observations [B, ...] to the parameters of a distribution over actions.
         critic: Observations [B, ...] to state values [B, 1], normalised as `PPO` says.
         env_meta: Spaces of the envs.
+
+    A policy whose networks have a part in common has it as a module `features`: observations
+    [B, ...] to what `actor` and `critic` then get instead.
     """
 
     actor: nn.Module
@@ -82,6 +90,7 @@ class PPO:
     ) -> None:
         self.policy = policy
         self.rows = 0
+        self._features: nn.Module | None = getattr(policy, "features", None)
         self._config = config
         self._train = train
         self._loss = ClipPPOLoss(
@@ -97,8 +106,13 @@ class PPO:
             log_explained_variance=False,
         )
         self._loss.set_keys(sample_log_prob="log_prob", value="value")
-        self._parameters = [p for module in self._trained() for p in module.parameters()]
-        self._parameters = [p for p in self._parameters if p.requires_grad]
+        modules = nn.ModuleList(self._trained())
+        self._parameters = [p for p in modules.parameters() if p.requires_grad]
+        self._scaled = [
+            module
+            for module in modules.modules()
+            if isinstance(module, ObservationEncoder) and module.norm is not None
+        ]
         self._device = self._parameters[0].device
         self._value_norm = RunningValueNorm(device=self._device)
         self._optimizer = torch.optim.Adam(self._parameters, lr=train.lr, eps=1e-5, fused=True)
@@ -110,7 +124,8 @@ class PPO:
         """Learns from one rollout.
 
         Rows whose executed action was not the policy's own are left out of the loss, and no
-        advantage reaches back over them.
+        advantage reaches back over them. One that was clipped is the policy's own, as it was before
+        that: the limits belong to the env.
 
         Args:
             columns: Columns [T, N, ...] of a rollout batch; read, not kept.
@@ -132,6 +147,8 @@ class PPO:
         }
         if self.ranks.total(len(rows)):
             metrics |= self._descend(rows)
+        # After the update: these are the scales that the policy acted with, as far as it can be.
+        self._learn_scales(rollout)
         return metrics
 
     def weights(self) -> bytes:
@@ -146,6 +163,7 @@ class PPO:
             "value_norm": self._value_norm.state_dict(),
             "generator": self._generator.get_state(),
             "rows": self.rows,
+            **({} if self._features is None else {"features": self._features.state_dict()}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -159,6 +177,8 @@ class PPO:
         self._value_norm.load_state_dict(state["value_norm"])
         self._generator.set_state(state["generator"])
         self.rows = state["rows"]
+        if self._features is not None:
+            self._features.load_state_dict(state["features"])
 
     def _read(self, columns: Mapping[str, Any]) -> TensorDict:
         """Copies the columns that PPO needs into tensors [T, N, ...] on the policy's device."""
@@ -167,12 +187,12 @@ class PPO:
                 "PPO needs a column 'log_prob', which the policy's rollout_step returns; "
                 f"got {', '.join(columns)}"
             )
-        names = ("observation", "next_observation", "action", "log_prob", "reward", "terminated")
+        names = ("observation", "next_observation", "log_prob", "reward", "terminated")
         source = {name: columns[name] for name in names}
+        source["action"], source["own"] = _own_actions(columns)
         if self._first_action:
             source["action"] = source["action"] - self._first_action
         source["stop"] = columns["terminated"] | columns["truncated"] | columns["cut"]
-        source["own"] = columns["action_source"] == ActionSource.POLICY
         if "policy_version" in columns:
             # Later actions of a chunk are the policy's, too, but have no answer of their own.
             source["own"] = source["own"] & (columns["policy_version"] >= 0)
@@ -204,7 +224,7 @@ class PPO:
 
     def _trained(self) -> list[nn.Module]:
         """Returns the modules that are trained."""
-        return [self._loss]
+        return [self._loss] if self._features is None else [self._loss, self._features]
 
     def _evaluate(self, rollout: TensorDict) -> None:
         """Sets `value` and `next_value`, [T, N], in the scale of the rewards."""
@@ -234,9 +254,25 @@ class PPO:
     def _values(self, rows: TensorDictBase, key: str) -> Tensor:
         """Returns the critic's values [B, 1] in the scale of the rewards."""
         with torch.no_grad():
-            value = self.policy.critic(observation_of(rows, key))
-        denormalised: Tensor = self._value_norm.denormalize(value)
+            value: Tensor = self._each(self.policy.critic, rows, key)
+            denormalised: Tensor = self._value_norm.denormalize(value)
         return denormalised
+
+    def _each(self, head: nn.Module, rows: TensorDictBase, key: str = "observation") -> Tensor:
+        """Returns what a head makes of the observations of many rows, [B, ...]."""
+        if self._features is None:
+            output: Tensor = head(observation_of(rows, key))
+            return output
+        # In parts, since what convolutions make of a whole rollout may not fit into memory.
+        parts = rows.select(key).split(_ROWS_AT_ONCE)
+        return torch.cat([head(self._features(observation_of(part, key))) for part in parts])
+
+    def _learn_scales(self, rollout: TensorDict) -> None:
+        """Lets the policy's scales of observations follow what was seen."""
+        for encoder in self._scaled:
+            assert encoder.norm is not None
+            seen = encoder.flatten(observation_of(rollout.flatten()))
+            encoder.norm.update(self.ranks.concatenate(seen))
 
     def _descend(self, rows: TensorDictBase) -> dict[str, float]:
         """Takes the gradient steps of one update and returns the means of what they report."""
@@ -260,6 +296,9 @@ class PPO:
         """Takes one gradient step; without rows here, by the gradients of other ranks."""
         self._optimizer.zero_grad()
         if len(minibatch):
+            if self._features is not None:
+                features = self._features(observation_of(minibatch))
+                minibatch = minibatch.exclude("observation").set("observation", features)
             terms = self._loss(minibatch)
             loss = terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]
             loss.backward()
@@ -287,6 +326,19 @@ class PPO:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         return rate
+
+
+def _own_actions(columns: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns the actions [T, N, ...] to learn from, and whether the policy chose them, [T, N]."""
+    action, source = columns["action"], columns["action_source"]
+    own = source == ActionSource.POLICY
+    chosen = columns.get("policy_action")
+    # A chunk is no action: those of its later steps have no log_prob of their own.
+    if chosen is not None and chosen.shape == action.shape:
+        clipped = source == ActionSource.CLIPPED
+        where = clipped.reshape(*clipped.shape, *(1,) * (action.ndim - clipped.ndim))
+        action, own = np.where(where, chosen, action), own | clipped
+    return action, own
 
 
 def estimate_advantages(

@@ -14,7 +14,6 @@ from torch import Tensor
 from torchrl.objectives.value.functional import vtrace_advantage_estimate
 
 from rlightning.errors import PolicyError
-from rlightning.learner.columns import observation_of
 from rlightning.learner.ppo import PPO
 
 
@@ -29,7 +28,7 @@ class VTracePPO(PPO):
         """
         flat = rollout.flatten()
         with torch.no_grad():
-            distribution = self.policy.distribution(self.policy.actor(observation_of(flat)))
+            distribution = self.policy.distribution(self._each(self.policy.actor, flat))
             log_prob = distribution.log_prob(flat["action"]).view(rollout.shape)
         if not log_prob.isfinite().all():
             raise PolicyError("V-trace cannot learn from this rollout: a log_prob is not finite")

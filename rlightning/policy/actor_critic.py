@@ -14,12 +14,16 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from rlightning.errors import ConfigError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
+from rlightning.policy.convolutions import Convolutions
 from rlightning.policy.encoder import ObservationEncoder
 from rlightning.policy.forward import Array, Forward
 from rlightning.policy.networks import NetworkMaker
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
 from rlightning.utils.config import PolicyConfig
 from rlightning.utils.registry import POLICY
+
+OPTIONS = ("convolutions", "features", "normalize", "log_std")
+"""What `policy.model_cfg` may hold beside what every policy has; see `NetworkMaker`."""
 
 _LOG_SQRT_2_PI = np.float32(0.5 * math.log(2 * math.pi))
 # Stands for the weight of an action so unlikely that float32 holds no number for it.
@@ -31,9 +35,12 @@ class ActorCriticPolicy(BasePolicy):
     """Acts by drawing from the actor's distribution, and adds log_prob and value.
 
     The networks are multilayer perceptrons after CleanRL's PPO: orthogonal weights, one network for
-    the actor and one for the critic. `policy.model_cfg` sets `hidden` (sizes) and `activation`
-    (tanh, relu, elu, gelu, silu). To use other networks, override `construct_network` and set
-    `actor` and `critic`.
+    the actor and one for the critic. `policy.model_cfg` sets `hidden` (sizes), `activation` (tanh,
+    relu, elu, gelu, silu), `normalize` (true: observations are brought to one scale by what was
+    learned from) and, for Box actions, `log_std` (where the logarithm of the standard deviation
+    begins, 0). With `convolutions`, a list of [channels, kernel, stride], observations are
+    pictures, and both networks begin at the `features` (512) that these make of them. To use other
+    networks, override `construct_network` and set `actor` and `critic`.
 
     The answer holds `action` (Discrete: the space's dtype [B]; Box: float32 [B, ...], not cut to
     the space's bounds), `log_prob` float32 [B] of that action, and `value` float32 [B],
@@ -47,17 +54,20 @@ class ActorCriticPolicy(BasePolicy):
         actor: Observations [B, ...] to the parameters of a distribution: for Discrete actions
             logits [B, n], for Box actions means and logarithms of standard deviations, [B, 2 A].
         critic: Observations [B, ...] to values [B, 1].
+        features: What both have in common: observations [B, ...] to what they get instead, [B, F];
+            None: they get observations.
     """
 
     actor: nn.Module
     critic: nn.Module
+    features: nn.Module | None = None
 
     def __init__(self, config: PolicyConfig, role_type: PolicyRole | str) -> None:
         super().__init__(config, role_type)
         self._rng = np.random.default_rng(config.seed)
 
     def construct_network(self, env_meta: EnvMeta, **kwargs: Any) -> None:
-        """Makes `actor` and `critic`.
+        """Makes `actor` and `critic`, and `features` where there are convolutions.
 
         Raises:
             ConfigError: `policy.model_cfg` or the observation space is none this class knows, or
@@ -66,17 +76,24 @@ class ActorCriticPolicy(BasePolicy):
         space = env_meta.observation_space
         if space is None:
             raise ConfigError("the env declares no observation space")
-        make = NetworkMaker(self.config)
-        encoder = ObservationEncoder(space)
-        action_space = env_meta.action_space
-        if isinstance(action_space, gym.spaces.Box):
-            outputs = math.prod(action_space.shape)
-        else:
-            outputs = int(_discrete(action_space).n)
+        make = NetworkMaker(self.config, OPTIONS)
+        encoder = make.encoder(space)
+        if isinstance(encoder, Convolutions):
+            self.features = encoder
+            encoder = ObservationEncoder(vectors(encoder.size))
+        self._make_heads(make, encoder, env_meta.action_space)
+
+    def _make_heads(self, make: NetworkMaker, encoder: ObservationEncoder, action: Any) -> None:
+        """Makes `actor` and `critic`."""
+        box = isinstance(action, gym.spaces.Box)
+        outputs = math.prod(action.shape) if box else int(_discrete(action).n)
         make.check_size(encoder.size, outputs, 1)
         self.actor = make(encoder, outputs, last_gain=0.01)
-        if isinstance(action_space, gym.spaces.Box):
-            self.actor = nn.Sequential(self.actor, _StateIndependentStd(outputs))
+        if box:
+            log_std = self.config.model_cfg.get("log_std", 0.0)
+            if not isinstance(log_std, (int, float)):
+                raise ConfigError(f"policy.model_cfg.log_std: expected a number, got {log_std!r}")
+            self.actor = nn.Sequential(self.actor, _StateIndependentStd(outputs, log_std))
         self.critic = make(encoder, 1, last_gain=1.0)
 
     def distribution(self, params: Tensor) -> Distribution:
@@ -98,8 +115,11 @@ class ActorCriticPolicy(BasePolicy):
     def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:
         """Returns action, log_prob and value for the rows of a `PolicyInput`."""
         explore = getattr(env_ret, "mode", Mode.EXPLORE) is not Mode.EXPLOIT
-        params = self._act(env_ret.observation)
-        value = self._value(env_ret.observation)[:, 0]
+        observation = env_ret.observation
+        if self.features is not None:
+            observation = self.features(observation).float()  # of less precision with autocast
+        params = self._act(observation)
+        value = self._value(observation)[:, 0]
         draw = self._draw_discrete if self._shape is None else self._draw_box
         action, log_prob = draw(params, explore=explore)
         return PolicyResponse(env_ret.env_id, action=action, log_prob=log_prob, value=value)
@@ -149,12 +169,17 @@ class ActorCriticPolicy(BasePolicy):
 class _StateIndependentStd(nn.Module):
     """Appends a learnt logarithm of the standard deviation to the means [..., A]: [..., 2 A]."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, initial: float) -> None:
         super().__init__()
-        self.log_std = nn.Parameter(torch.zeros(size))
+        self.log_std = nn.Parameter(torch.full((size,), float(initial)))
 
     def forward(self, mean: Tensor) -> Tensor:
         return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
+
+
+def vectors(size: int) -> gym.spaces.Box:
+    """Returns the space of float vectors [size]."""
+    return gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
 
 def _discrete(space: Any) -> gym.spaces.Discrete[Any]:

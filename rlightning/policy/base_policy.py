@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -13,8 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from rlightning.errors import ConfigError, PolicyError
+from rlightning.latency import LatencyStats
+from rlightning.policy.turns import Turns
 from rlightning.policy.weight_store import write_atomically
 from rlightning.policy.weights import (
+    check_weights,
     dump_weights,
     load_weights,
     parse_weights,
@@ -22,6 +27,8 @@ from rlightning.policy.weights import (
 )
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
 from rlightning.utils.config import Config, PolicyConfig, TrainConfig
+
+_LOG = logging.getLogger(__name__)
 
 
 class PolicyRole(str, Enum):
@@ -57,7 +64,7 @@ class PolicyInput(EnvRet):
 
     @property
     def env_ids(self) -> list[str]:
-        """The env id of each of the B rows."""
+        """The env id of each of the B rows; empty for rows that only fill a batch."""
         return [env_id for env_id, rows in self.groups for _ in range(rows)]
 
 
@@ -75,6 +82,9 @@ class BasePolicy(ABC):
         role: As given.
         device: Where the network and the inputs of `rollout_step` are.
         env_meta: Spaces of the envs; None before `init_eval` or `init_train`.
+        weights_version: Version of the weights that it acts with; 0 before any were received.
+        latency: How long its rollouts in a `PolicyGroup` took, in the last minute.
+        turns: In which it does what a `PolicyGroup` asks of it.
 
     Raises:
         ValueError: `role_type` is neither.
@@ -86,6 +96,11 @@ class BasePolicy(ABC):
         self.role = PolicyRole(role_type)
         self.device = _choose_device(config.device)
         self.env_meta: EnvMeta | None = None
+        self.weights_version = 0
+        self.latency = LatencyStats()
+        self.turns = Turns()
+        self._received: tuple[dict[str, Tensor], int] | None = None
+        self._update: Future[None] | None = None
         # State dicts of optimizers, and what of them `reload` moves back.
         self._offloaded: list[tuple[dict[str, Any], str]] = []
 
@@ -250,6 +265,68 @@ class BasePolicy(ABC):
         """Returns the L2 norm of each published tensor, by name."""
         return fingerprint(policy_weights(self))
 
+    # Acting, as a `PolicyGroup` lets it: requests, and weights that change between them.
+
+    def receive_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Takes a copy of weights to its device, to be used from `notify_update_weights` on.
+
+        Args:
+            weights: Tensors by flat name, as `policy_weights` returns them.
+            version: Of the policy that they are of.
+
+        Raises:
+            InvalidRequestError: They do not fit the network.
+        """
+        check_weights(policy_weights(self), weights)
+        copies = {k: v.detach().to(self.device, copy=True) for k, v in weights.items()}
+        self._received = copies, version
+
+    def notify_update_weights(self) -> None:
+        """Lets it act with the weights that it received last, from the next rollout on."""
+        received, self._received = self._received, None
+
+        def update() -> None:
+            if received is not None:
+                load_weights(self, received[0])
+                self.weights_version = received[1]
+
+        self._update = self.turns.run(update)
+
+    def wait_for_weight_update_done(self, timeout: float = 60.0) -> bool:
+        """Returns whether it acts with what `notify_update_weights` told it to, once it does.
+
+        Args:
+            timeout: How long to wait, in seconds.
+
+        Raises:
+            RLightningError: It could not take them.
+        """
+        if self._update is None:
+            return True
+        if wait([self._update], timeout).not_done:
+            return False
+        self._update.result()
+        return True
+
+    def get_num_requests(self) -> int:
+        """Returns how many requests wait for its answer; each env's is one."""
+        return self.turns.load
+
+    def check_idle(self) -> bool:
+        """Returns whether nothing waits for its answer."""
+        return self.turns.load == 0
+
+    def print_timing_summary(self, reset: bool = False) -> None:
+        """Logs how long its rollouts took in the last minute, at level DEBUG.
+
+        Args:
+            reset: Begin again from nothing.
+        """
+        for name, figures in self.latency.summary().items():
+            _LOG.debug("policy %s: %s", name, figures)
+        if reset:
+            self.latency = LatencyStats()
+
     def offload(self) -> None:
         """Moves networks and the state of optimizers to the CPU, and so frees the device."""
         for module in self._modules():
@@ -281,6 +358,9 @@ class BasePolicy(ABC):
         self.construct_network(env_meta, **kwargs)
         for module in self._modules():
             module.to(self.device)
+        if self.role is PolicyRole.EVAL and self.config.compile != "none":
+            for module in self.model_list.values():
+                module.compile(mode=self.config.compile)
         self.env_meta = env_meta
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rlightning.errors import BatcherOverloadedError, DeadlineExceededError, UnavailableError
 from rlightning.latency import LatencyStats
 from rlightning.latency.histogram import Counts
+from rlightning.latency.stages import WAIT
 from rlightning.policy.first_use import FirstUses
 from rlightning.policy.pending import Batch, Pending, Runner, StageTimes
 from rlightning.policy.worker import Worker
@@ -82,8 +83,7 @@ class BatcherStats:
         latency.record("inference", (batch.end_ns - batch.start_ns) * 1e-9)
         for pending in batch.pendings:
             joined_ns = max(batch.formed_ns, pending.received_ns)
-            latency.record("queue", (joined_ns - pending.received_ns) * 1e-9)
-            latency.record("batch_wait", (batch.start_ns - joined_ns) * 1e-9)
+            latency.record_stamps(WAIT, (batch.start_ns, pending.received_ns, joined_ns))
 
 
 class Batcher:

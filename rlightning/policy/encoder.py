@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlightning.errors import ConfigError
 from rlightning.policy.layout import Space
+from rlightning.policy.observation_norm import ObservationNorm
 
 
 class ObservationEncoder(nn.Module):
@@ -27,6 +28,7 @@ class ObservationEncoder(nn.Module):
 
     Attributes:
         size: Length of the vector.
+        norm: Brings the vector to one scale; None leaves it as it is.
 
     Raises:
         ConfigError: A part of the space has no fixed shape.
@@ -36,6 +38,7 @@ class ObservationEncoder(nn.Module):
 
     def __init__(self, space: Space, name: str = "observation") -> None:
         super().__init__()
+        self.norm: ObservationNorm | None = None
         self._space = space
         self._parts: dict[Any, ObservationEncoder] = {}
         self._shape: tuple[int, ...] = ()
@@ -61,15 +64,23 @@ class ObservationEncoder(nn.Module):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether observations are float vectors already."""
+        """Whether observations are float vectors already, which only `norm` may change."""
         is_box = isinstance(self._space, gym.spaces.Box)
         return is_box and len(self._shape) == 1 and self._space.dtype == np.float32  # type: ignore[union-attr]
 
     def forward(self, observation: Any) -> Tensor:
         """Returns float32 [..., size] for leaves [..., *shape]."""
+        x = self.flatten(observation)
+        if self.norm is None:
+            return x
+        normalised: Tensor = self.norm(x)
+        return normalised
+
+    def flatten(self, observation: Any) -> Tensor:
+        """Returns float32 [..., size] for leaves [..., *shape], before `norm`."""
         space = self._space
         if self._parts:
-            parts = [part(observation[key]) for key, part in self._parts.items()]
+            parts = [part.flatten(observation[key]) for key, part in self._parts.items()]
             return torch.cat(parts, dim=-1)
         x: Tensor = observation
         if isinstance(space, gym.spaces.Discrete):

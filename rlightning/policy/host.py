@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -398,7 +399,10 @@ class PolicyHost:
         if all(leaf.dtype is not None for leaf in layout.leaves):
             rows = min(meta.num_envs or 1, self._config.max_batch_rows)
             rows = min(rows, max(1, _WARM_UP_BYTES // layout.row_bytes))
-            await self.batcher.run(lambda: runner.warm_up(rows))
+            # No batch is larger than what may wait for one.
+            most = self._config.queue_bytes // layout.row_bytes
+            for size in {rows, *(size for size in runner.sizes if size <= most)}:
+                await self.batcher.run(partial(runner.warm_up, size))
             await self.batcher.run(lambda: self._reseed(weights))
         return runner
 
@@ -411,22 +415,27 @@ class _Runner:
         self.states: StateLayout | None = None
         self._policy = policy
         self._inference = Inference(policy, layout)
-        self._version = 0
 
     def prepare(self) -> None:
         """Learns of the policy's state, once its network exists."""
         self.states = StateLayout.of(self._policy)
         self._inference = Inference(self._policy, self.layout, self.states)
 
+    @property
+    def sizes(self) -> list[int]:
+        """The rows that a batch can have, if they are few."""
+        return self._inference.sizes
+
     def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
         responses = self._inference.run(parts, mode)
+        version = self._policy.weights_version
         for response in responses:
-            response.policy_version = self._version
+            response.policy_version = version
         return responses
 
     def load(self, weights: dict[str, Tensor], version: int) -> None:
         load_weights(self._policy, weights)
-        self._version = version
+        self._policy.weights_version = version
         if self.states is not None:
             self.states.refresh()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,16 @@ from rlightning.errors import PolicyError
 from rlightning.policy.base_policy import BasePolicy, PolicyInput
 from rlightning.policy.layout import InputLayout
 from rlightning.policy.staging import Staging
-from rlightning.policy.state import StateLayout, StateUse
+from rlightning.policy.state import GroupState, StateLayout, StateUse
 from rlightning.types import Mode, MultiAgentPolicyResponse, PolicyResponse
 from rlightning.utils.conversions import array_of
 
 _LOG = logging.getLogger(__name__)
+
+PADDING_ID = ""
+"""What stands for an env id in rows that only fill a batch."""
+
+_AS_IT_IS = nullcontext()
 
 
 @dataclass(slots=True)
@@ -52,11 +58,24 @@ class Inference:
     def __init__(
         self, policy: BasePolicy, layout: InputLayout, states: StateLayout | None = None
     ) -> None:
+        config = policy.config
         self._policy = policy
         self._layout = layout
         self._states = states
-        self._stores = policy.config.store_state
+        self._stores = config.store_state
         self._staging = Staging(layout.leaves, policy.device)
+        self._autocast = None if config.autocast == "none" else getattr(torch, config.autocast)
+        on_cuda = policy.device.type == "cuda"
+        pads = config.pad_batches == "always" or (config.pad_batches == "auto" and on_cuda)
+        # What has no fixed shape has no zeros either.
+        pads = pads and all(leaf.dtype is not None for leaf in layout.leaves)
+        self._most = config.max_batch_rows if pads else 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """The rows that a batch can have, ascending; empty if it has as many as are asked for."""
+        powers = [1 << i for i in range(self._most.bit_length())]
+        return powers if not self._most or powers[-1] == self._most else [*powers, self._most]
 
     def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
         """Answers each group; leaves of the answers are arrays of their own.
@@ -67,7 +86,13 @@ class Inference:
         """
         sizes = [part.rows or 1 for part in parts]
         rows = sum(sizes)
-        gathered = self._staging.gather([part.values for part in parts], rows)
+        values = [part.values for part in parts]
+        groups = [(part.env_id, size) for part, size in zip(parts, sizes, strict=True)]
+        padding = self._padding(rows)
+        if padding:
+            values.append(self._zeros(values[0], padding))
+            groups.append((PADDING_ID, padding))
+        gathered = self._staging.gather(values, rows + padding)
         observation, reward, terminated, truncated = self._layout.build(gathered)
         batch = PolicyInput(
             parts[0].env_id if len(parts) == 1 else "batch",
@@ -76,16 +101,16 @@ class Inference:
             terminated,
             truncated,
             mode=mode,
-            groups=tuple((part.env_id, size) for part, size in zip(parts, sizes, strict=True)),
+            groups=tuple(groups),
         )
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._precision():
                 if self._states is None:
                     response = self._policy.rollout_step(batch)
-                    outputs = _outputs(response, rows)
+                    outputs = _arrays(_data(response), rows, rows + padding)
                 else:
                     uses = [part.state for part in parts if part.state is not None]
-                    response, outputs = self._remember(self._states, uses, batch, rows)
+                    response, outputs = self._remember(self._states, uses, batch, rows, padding)
         except Exception as error:  # the user's code: whatever it raises answers this batch
             who = ", ".join(repr(part.env_id) for part in parts)
             kind = "" if isinstance(error, PolicyError) else f"{type(error).__name__}: "
@@ -103,20 +128,49 @@ class Inference:
             start += size
         return answers
 
+    def _padding(self, rows: int) -> int:
+        """Returns how many rows a batch of so many lacks."""
+        if rows >= self._most:  # also without padding, and for a request above the limit
+            return 0
+        return min(1 << (rows - 1).bit_length(), self._most) - rows
+
+    def _zeros(self, values: Sequence[Any], rows: int) -> list[Any]:
+        """Returns rows of zeros, each leaf where that of another group is."""
+        zeros: list[Any] = []
+        for leaf, value in zip(self._layout.leaves, values, strict=True):
+            if isinstance(value, Tensor):
+                zeros.append(value.new_zeros((rows, *leaf.shape)))
+            else:
+                zeros.append(np.broadcast_to(np.zeros((), leaf.dtype), (rows, *leaf.shape)))
+        return zeros
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self._autocast is None:
+            return _AS_IT_IS
+        return torch.autocast(self._policy.device.type, self._autocast)
+
     def _remember(
-        self, states: StateLayout, uses: Sequence[StateUse], batch: PolicyInput, rows: int
+        self,
+        states: StateLayout,
+        uses: Sequence[StateUse],
+        batch: PolicyInput,
+        rows: int,
+        padding: int,
     ) -> tuple[Any, dict[str, Any]]:
         """Runs the policy with the state of its rows, and keeps what becomes of it."""
-        before = states.gather(uses, _ended(batch.last_terminated, batch.last_truncated))
+        padded = rows + padding
+        nobody = [StateUse(GroupState(padding), np.arange(padding), None, fresh=True)]
+        ended = _ended(batch.last_terminated, batch.last_truncated)
+        before = states.gather([*uses, *nobody] if padding else uses, ended)
         batch.state = states.nest(before)
         # Copied before the policy may write to it.
-        stored = _output(batch.state, "state", rows) if self._stores else None
+        stored = _output(batch.state, "state", rows, padded) if self._stores else None
         response = self._policy.rollout_step(batch)
         data = _data(response)
         if "next_state" not in data:
             raise PolicyError("the response has no 'next_state', though initial_state returns one")
-        after = states.flatten(data.pop("next_state"), rows, "next_state")
-        outputs = _arrays(data, rows)
+        after = states.flatten(data.pop("next_state"), padded, "next_state")
+        outputs = _arrays(data, rows, padded)
         if stored is not None:
             if "state" in outputs:
                 raise PolicyError("policy.store_state adds 'state': choose another name for yours")
@@ -125,13 +179,9 @@ class Inference:
         return response, outputs
 
 
-def _outputs(response: Any, rows: int) -> dict[str, Any]:
-    """Returns the policy's outputs as arrays [rows, ...] that share memory with nothing."""
-    return _arrays(_data(response), rows)
-
-
-def _arrays(data: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    outputs = {name: _output(value, name, rows) for name, value in data.items()}
+def _arrays(data: Mapping[str, Any], rows: int, padded: int) -> dict[str, Any]:
+    """Returns outputs of `padded` rows as arrays [rows, ...] that share memory with nothing."""
+    outputs = {name: _output(value, name, rows, padded) for name, value in data.items()}
     _check_numbers(outputs.get("action"), "action")
     return outputs
 
@@ -171,28 +221,29 @@ def _ended(terminated: Any, truncated: Any) -> Tensor:
     return either
 
 
-def _output(value: Any, name: str, rows: int) -> Any:
+def _output(value: Any, name: str, rows: int, padded: int) -> Any:
     # Copied, since the policy may return memory that it, or the next batch, will write to.
     if isinstance(value, Tensor):
-        if value.ndim and value.shape[0] == rows:
+        if value.ndim and value.shape[0] == padded:
+            value = value if rows == padded else value[:rows]
             plain = value.is_cpu and value.dtype is not torch.bfloat16 and not value.requires_grad
             return (value.numpy() if plain else array_of(value)).copy()
         got = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     elif isinstance(value, np.ndarray):
-        if value.ndim and len(value) == rows:
-            return value.copy()
+        if value.ndim and len(value) == padded:
+            return value[:rows].copy()
         got = f"{value.dtype}{list(value.shape)}"
     elif isinstance(value, Mapping):
-        return {key: _output(item, f"{name}.{key}", rows) for key, item in value.items()}
+        return {key: _output(item, f"{name}.{key}", rows, padded) for key, item in value.items()}
     elif isinstance(value, tuple):
-        return tuple(_output(item, f"{name}[{i}]", rows) for i, item in enumerate(value))
-    elif isinstance(value, list) and len(value) == rows:
-        return value
+        return tuple(_output(item, f"{name}[{i}]", rows, padded) for i, item in enumerate(value))
+    elif isinstance(value, list) and len(value) == padded:
+        return value[:rows]
     else:
         got = type(value).__name__
     raise PolicyError(
         f"'{name}' came as {got}, expected a tensor or array whose leading dimension is the "
-        f"{rows} rows of the batch"
+        f"{padded} rows of the batch"
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,11 +18,8 @@ from rlightning.policy.layout import InputLayout
 from rlightning.policy.remote_policy import PolicyClient
 from rlightning.policy.state import GroupState, StateLayout, StateUse
 from rlightning.policy.weights import (
-    check_weights,
     dump_weights,
-    load_weights,
     parse_weights,
-    policy_weights,
 )
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
@@ -31,19 +28,20 @@ from rlightning.utils.config import ClientAuthConfig, Config, RpcConfig
 # How long a policy server may take to answer at the beginning, in seconds.
 FIND_TIMEOUT_S = 30.0
 
-_T = TypeVar("_T")
-
 
 class Member(Protocol):
     """One policy that acts.
 
     Attributes:
         sticky: Whether an env must be answered by the same one always.
-        load: Requests that wait for an answer; each env's is one.
     """
 
     sticky: bool
-    load: int
+
+    @property
+    def load(self) -> int:
+        """Requests that wait for an answer; each env's is one."""
+        ...
 
     def init(self, eval_config: Config | None, env_meta: EnvMeta) -> None:
         """Makes it ready to act in such spaces."""
@@ -83,15 +81,18 @@ class LocalMember:
     def __init__(self, policy: BasePolicy, *, threaded: bool) -> None:
         self.policy = policy
         self.sticky = False
-        self.load = 0
-        self._lock = threading.Lock()
-        self._executor = ThreadPoolExecutor(1, "policy") if threaded else None
+        self._turns = policy.turns
+        if threaded:
+            self._turns.use_thread()
         self._layout: InputLayout | None = None
         self._inference: Inference | None = None
         self._states: StateLayout | None = None
         self._kept: dict[str, GroupState] = {}
-        self._staged: tuple[dict[str, Tensor], int] | None = None
-        self._version = 0
+
+    @property
+    def load(self) -> int:
+        """Requests that wait for an answer; each env's is one."""
+        return self.policy.get_num_requests()
 
     def init(self, eval_config: Config | None, env_meta: EnvMeta) -> None:
         """Makes the network."""
@@ -125,21 +126,19 @@ class LocalMember:
                 state = self._kept.setdefault(env_ret.env_id, GroupState(None))
                 part.state = StateUse.of(state, env_ret, part.rows or 1, fresh=reset_state)
             parts.append(part)
-        with self._lock:
-            self.load += len(parts)
+        self._turns.take(len(parts))
 
         def answer() -> list[PolicyResponse]:
-            try:
+            begun = time.perf_counter()
+            with self._turns.answering(len(parts)):
                 responses = inference.run(parts, mode)
-            finally:
-                with self._lock:
-                    self.load -= len(parts)
+            self.policy.latency.record("rollout_step", time.perf_counter() - begun)
             for response in responses:
-                response.policy_version = self._version
+                response.policy_version = self.policy.weights_version
                 response.mark_policy_sent()
             return responses
 
-        return self._run(answer)
+        return self._turns.run(answer)
 
     def stage(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copies weights to the policy's device.
@@ -147,47 +146,30 @@ class LocalMember:
         Raises:
             InvalidRequestError: They do not fit the network.
         """
-        check_weights(policy_weights(self.policy), weights)
-        device = self.policy.device
-        copies = {k: v.detach().to(device, copy=True) for k, v in weights.items()}
-        self._staged = copies, version
+        self.policy.receive_weights(weights, version)
 
     def swap(self) -> Future[None]:
         """Puts what was staged into the network, between two batches."""
-        staged, self._staged = self._staged, None
+        self.policy.notify_update_weights()
 
-        def load() -> None:
-            if staged is None:
-                return
-            load_weights(self.policy, staged[0])
-            self._version = staged[1]
+        def refresh() -> None:
+            self.policy.wait_for_weight_update_done()  # over: this is the turn after it
             if self._states is not None:
                 self._states.refresh()
 
-        return self._run(load)
+        return self._turns.run(refresh)
 
     def fingerprint(self) -> dict[str, float]:
         """Returns the L2 norm of each tensor in use, by name."""
-        return self._run(self.policy.get_param_fingerprint).result()
+        return self._turns.run(self.policy.get_param_fingerprint).result()
 
     def move(self, *, away: bool) -> None:
         """Frees the policy's device of it, or takes it back; see `BasePolicy.offload`."""
-        self._run(self.policy.offload if away else self.policy.reload).result()
+        self._turns.run(self.policy.offload if away else self.policy.reload).result()
 
     def close(self) -> None:
         """Ends its thread once what was asked is answered."""
-        if self._executor is not None:
-            self._executor.shutdown()
-
-    def _run(self, function: Callable[[], _T]) -> Future[_T]:
-        if self._executor is not None:
-            return self._executor.submit(function)
-        future: Future[_T] = Future()
-        try:
-            future.set_result(function())
-        except Exception as error:  # raised again where the result is asked for
-            future.set_exception(error)
-        return future
+        self._turns.close()
 
 
 class RemoteMember:

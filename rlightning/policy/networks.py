@@ -1,16 +1,26 @@
-"""Multilayer perceptrons as `policy.model_cfg` describes them."""
+"""Networks as `policy.model_cfg` describes them."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from rlightning.errors import ConfigError
+from rlightning.policy.convolutions import (
+    Convolutions,
+    Layer,
+    check_layers,
+    flattened_size,
+    picture_shape,
+)
 from rlightning.policy.encoder import ObservationEncoder
+from rlightning.policy.layout import Space
+from rlightning.policy.observation_norm import ObservationNorm
 from rlightning.utils.config import PolicyConfig
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -22,6 +32,10 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 # Of a float32 itself, and three times that while orthogonal values for it are made.
 _BYTES_PER_WEIGHT = 16
+# What not every policy has.
+_OPTIONS = ("convolutions", "features", "normalize", "log_std")
+
+_Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
 
 
 class NetworkMaker:
@@ -30,19 +44,38 @@ class NetworkMaker:
     Args:
         config: Section `policy`: `model_cfg.hidden` (sizes of the hidden layers),
             `model_cfg.activation` (tanh, relu, elu, gelu, silu), `seed` and `max_weights_bytes`.
+        options: What else of `model_cfg` the policy has: `convolutions` (a list of [channels,
+            kernel, stride]) and `features` (units after them, 512), `normalize` (observations, by
+            what was learned from), `log_std`.
 
     Raises:
         ConfigError: `policy.model_cfg` holds something else.
     """
 
-    def __init__(self, config: PolicyConfig) -> None:
-        hidden = config.model_cfg.get("hidden", [64, 64])
-        activation = config.model_cfg.get("activation", "tanh")
+    def __init__(self, config: PolicyConfig, options: Collection[str] = ()) -> None:
+        given = config.model_cfg.to_dict()
+        for name in _OPTIONS:
+            if name in given and name not in options:
+                raise ConfigError(
+                    f"policy.model_cfg.{name}: policy.type '{config.type}' does not have it"
+                )
+        hidden = given.get("hidden", [64, 64])
+        activation = given.get("activation", "tanh")
         if activation not in _ACTIVATIONS:
             known = ", ".join(_ACTIVATIONS)
             raise ConfigError(f"policy.model_cfg.activation: '{activation}' is none of {known}")
         if not (isinstance(hidden, list) and all(isinstance(n, int) and n > 0 for n in hidden)):
             raise ConfigError(f"policy.model_cfg.hidden: expected a list of sizes, got {hidden!r}")
+        features, normalize = given.get("features", 512), given.get("normalize", False)
+        if not isinstance(features, int) or features < 1:
+            raise ConfigError(
+                f"policy.model_cfg.features: expected a number of units, got {features!r}"
+            )
+        if not isinstance(normalize, bool):
+            raise ConfigError(f"policy.model_cfg.normalize: expected a bool, got {normalize!r}")
+        layers = given.get("convolutions")
+        self._layers = None if layers is None else check_layers(layers)
+        self._features, self._normalize = features, normalize
         self._hidden = hidden
         self._activation = _ACTIVATIONS[activation]
         self._allowed_bytes = config.max_weights_bytes
@@ -74,7 +107,27 @@ class NetworkMaker:
                 f"make; policy.max_weights_bytes allows {self._allowed_bytes}"
             )
 
-    def __call__(self, encoder: ObservationEncoder, outputs: int, last_gain: float) -> nn.Module:
+    def encoder(self, space: Space) -> ObservationEncoder | Convolutions:
+        """Returns what turns an observation into a vector.
+
+        Raises:
+            ConfigError: The space does not have what `policy.model_cfg` wants to encode.
+        """
+        if self._layers is not None:
+            if self._normalize:
+                raise ConfigError(
+                    "policy.model_cfg.normalize: pictures have one scale; leave it out with "
+                    "'convolutions'"
+                )
+            return self._convolutions(space, self._layers)
+        encoder = ObservationEncoder(space)
+        if self._normalize:
+            encoder.norm = ObservationNorm(encoder.size)
+        return encoder
+
+    def __call__(
+        self, encoder: ObservationEncoder | Convolutions, outputs: int, last_gain: float
+    ) -> nn.Module:
         """Returns a network from observations [B, ...] to [B, outputs]."""
         return nn.Sequential(encoder, *self.perceptron(encoder.size, outputs, last_gain))
 
@@ -110,10 +163,36 @@ class NetworkMaker:
             nn.init.zeros_(bias)
         return cell
 
+    def _convolutions(self, space: Space, layers: list[Layer]) -> Convolutions:
+        channels, height, width, first = picture_shape(space)
+        size = flattened_size(height, width, layers)
+        weights, before = size * self._features, channels
+        for after, kernel, _ in layers:
+            weights += before * after * kernel**2
+            before = after
+        if _BYTES_PER_WEIGHT * weights > self._allowed_bytes:
+            raise ConfigError(
+                f"policy.model_cfg.convolutions take {_BYTES_PER_WEIGHT * weights} bytes to make; "
+                f"policy.max_weights_bytes allows {self._allowed_bytes}"
+            )
+        modules: list[nn.Module] = []
+        for after, kernel, stride in layers:
+            skip_init: Callable[..., nn.Conv2d] = nn.utils.skip_init
+            layer = skip_init(nn.Conv2d, channels, after, kernel, stride)
+            modules += [self._initialise(layer, math.sqrt(2)), self._activation()]
+            channels = after
+        linear = self._linear(size, self._features, math.sqrt(2))
+        return Convolutions(
+            nn.Sequential(*modules), linear, self._activation(), channels_first=first
+        )
+
     def _linear(self, inputs: int, outputs: int, gain: float) -> nn.Linear:
         # skip_init: the default initialisation would draw from torch's global generator.
         skip_init: Callable[..., nn.Linear] = nn.utils.skip_init
-        layer = skip_init(nn.Linear, inputs, outputs)
+        return self._initialise(skip_init(nn.Linear, inputs, outputs), gain)
+
+    def _initialise(self, layer: _Layer, gain: float) -> _Layer:
+        assert layer.bias is not None
         nn.init.orthogonal_(layer.weight, gain, generator=self._generator)
         nn.init.zeros_(layer.bias)
         return layer

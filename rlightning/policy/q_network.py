@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from rlightning.errors import ConfigError
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
-from rlightning.policy.encoder import ObservationEncoder
 from rlightning.policy.forward import Forward
 from rlightning.policy.networks import NetworkMaker
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
@@ -58,7 +57,8 @@ class QNetworkPolicy(BasePolicy):
         """
         if env_meta.observation_space is None:
             raise ConfigError("the env declares no observation space")
-        make, encoder = NetworkMaker(self.config), ObservationEncoder(env_meta.observation_space)
+        make = NetworkMaker(self.config, ("convolutions", "features"))
+        encoder = make.encoder(env_meta.observation_space)
         outputs = int(_discrete(env_meta.action_space).n)
         make.check_size(encoder.size, outputs)
         self.q_network = make(encoder, outputs, last_gain=1.0)

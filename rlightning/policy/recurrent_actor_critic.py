@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlightning.errors import ConfigError
-from rlightning.policy.actor_critic import ActorCriticPolicy
+from rlightning.policy.actor_critic import OPTIONS, ActorCriticPolicy, vectors
+from rlightning.policy.convolutions import Convolutions
 from rlightning.policy.encoder import ObservationEncoder
 from rlightning.policy.networks import NetworkMaker
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
@@ -22,9 +21,9 @@ from rlightning.utils.registry import POLICY
 class RecurrentActorCriticPolicy(ActorCriticPolicy):
     """Acts like `ActorCriticPolicy`, on what a GRU remembers of the episode.
 
-    `policy.model_cfg.memory` sets the units of the GRU (default 64); the rest of it describes the
-    networks after it. PPO trains it with `policy.store_state: true`. Arguments are those of
-    `ActorCriticPolicy`.
+    `policy.model_cfg.memory` sets the units of the GRU (default 64), `convolutions`, `features` and
+    `normalize` what is before it, and the rest the networks after it. PPO trains it with
+    `policy.store_state: true`. Arguments are those of `ActorCriticPolicy`.
 
     Attributes:
         memory: Observations [T, B, ...], state [T, B, H] and where rows begin, bool [T, B], to what
@@ -47,11 +46,10 @@ class RecurrentActorCriticPolicy(ActorCriticPolicy):
         units = self.config.model_cfg.get("memory", 64)
         if not isinstance(units, int) or units < 1:
             raise ConfigError(f"policy.model_cfg.memory: expected a number of units, got {units!r}")
-        encoder = ObservationEncoder(space)
-        make = NetworkMaker(self.config)
+        make = NetworkMaker(self.config, OPTIONS)
+        encoder = make.encoder(space)
         self.memory = GRUMemory(encoder, make.gru(encoder.size, units))
-        features = gym.spaces.Box(-1.0, 1.0, (units,), np.float32)
-        super().construct_network(replace(env_meta, observation_space=features), **kwargs)
+        self._make_heads(make, ObservationEncoder(vectors(units)), env_meta.action_space)
 
     def initial_state(self, num_rows: int) -> Tensor:
         """Returns zeros, float32 [num_rows, H]."""
@@ -74,7 +72,7 @@ class GRUMemory(nn.Module):
         cell: From encoded observations to what is remembered.
     """
 
-    def __init__(self, encoder: ObservationEncoder, cell: nn.GRUCell) -> None:
+    def __init__(self, encoder: ObservationEncoder | Convolutions, cell: nn.GRUCell) -> None:
         super().__init__()
         self.encoder = encoder
         self.cell = cell
@@ -87,7 +85,7 @@ class GRUMemory(nn.Module):
             state: What was remembered before it, [B, H].
         """
         remembered: Tensor = self.cell(self.encoder(observation), state)
-        return remembered
+        return remembered.to(state.dtype)  # of less precision with autocast
 
     def forward(self, observation: Any, state: Tensor, begins: Tensor) -> Tensor:
         """Returns what is remembered after each of several steps, [T, B, H].

@@ -19,9 +19,11 @@ from rlightning.errors import (
     PolicyError,
     PreconditionError,
     RemoteError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
+from rlightning.latency.stages import ACT, ActStamps
 from rlightning.policy.carried import CarriedState
 from rlightning.policy.replicas import Replicas
 from rlightning.policy.transfer import (
@@ -34,6 +36,7 @@ from rlightning.policy.transfer import (
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.replicas import Endpoint
+from rlightning.rpc.spec import shared_bytes
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.config import DEFAULT_POLICY, ClientAuthConfig, RpcConfig
@@ -115,7 +118,6 @@ class PolicyClient:
             and, as `act`, of the whole round trip; `uplink` and `downlink` where the server's clock
             is known, with their uncertainty.
         one_way_unknown: Answers whose `uplink` and `downlink` are not known.
-        times: Where the time of the last answer went; None before it.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class PolicyClient:
             raise ConfigError("a PolicyClient needs an address")
         self.stats = LatencyStats() if stats is None else stats
         self.one_way_unknown = 0
-        self.times: ActTimes | None = None
+        self._answered: tuple[int, tuple[Any, ...]] | None = None
         self._rpc = rpc
         self._auth = auth
         self._policy = policy
@@ -163,6 +165,14 @@ class PolicyClient:
     def address(self) -> str:
         """Address of the server."""
         return self._channel.address
+
+    @property
+    def times(self) -> ActTimes | None:
+        """Where the time of the last answer went; None before it, or if it was asked for twice."""
+        if self._answered is None:
+            return None
+        seq, stamps = self._answered
+        return ActTimes.of(seq, ActStamps(*stamps))
 
     @property
     def offset(self) -> ClockOffset:
@@ -192,6 +202,7 @@ class PolicyClient:
             on_message=self._on_message,
             on_failure=self._on_failure,
             route=self._route,
+            shared_bytes=shared_bytes(self._spec, self._channel.rpc),
         )
         await self._session.start(timeout_s)
 
@@ -288,8 +299,10 @@ class PolicyClient:
             self._unanswered = None
         except DeadlineExceededError:
             raise
-        except BaseException:
+        except BaseException as error:
             self._unanswered = None
+            if session.memory and isinstance(error, (CodecError, ResourceExhaustedError)):
+                session.memory.free(ask.sent_ns)  # nothing was sent
             raise
         finally:
             self._ask = None
@@ -466,7 +479,9 @@ class PolicyClient:
         step.mode = int(ask.mode)  # type: ignore[assignment]  # stubs want the generated enum
         step.purpose = int(ask.purpose)  # type: ignore[assignment]
         step.reset_state = ask.reset_state
-        writer = Writer()
+        if session.memory is not None:
+            session.memory.begin(ask.sent_ns)
+        writer = Writer(memory=session.memory)
         fill_env_ret(step.env_ret, ask.env_ret, writer)
         if self._carried is not None and not ask.reset_state:
             fill_value(step.state, self._carried.of(ask.env_ret), writer)
@@ -479,6 +494,8 @@ class PolicyClient:
         message = reader.message
         ask = self._ask
         answer = message.answer
+        if self._session is not None and self._session.memory is not None:
+            self._session.memory.free(message.timing.echo_sent_ns)
         # A late answer must not reach a newer observation; a repeated one has been taken already.
         if ask is None or answer.seq != ask.seq or ask.answer.done():
             return
@@ -500,29 +517,34 @@ class PolicyClient:
         ask.answer.set_result(response)
 
     def _record(self, session: _Session, ask: _Ask) -> None:
-        now, timing, stages, heard_ns = time.monotonic_ns(), ask.timing, ask.stages, ask.heard_ns
-        self.times = None
+        now_ns, timing, stages = time.monotonic_ns(), ask.timing, ask.stages
         if timing is None or stages is None or timing.echo_sent_ns != ask.sent_ns:
             # Sent twice: the stamps are those of the other one.
-            self.stats.record("act", (now - ask.begun_ns) * 1e-9)
+            self._answered = None
+            self.stats.record("act", (now_ns - ask.begun_ns) * 1e-9)
             return
+        encoded_ns, heard_ns = ask.encoded_ns, ask.heard_ns
         received_ns, sent_ns = timing.received_ns, timing.sent_ns
-        times = ActTimes(
-            ask.seq,
-            ask.begun_ns,
-            ask.encoded_ns,
-            max(0, stages.queue_us) * 1000,
-            max(0, stages.batch_wait_us) * 1000,
-            max(0, stages.inference_us) * 1000,
-            max(0, sent_ns - received_ns),
-            heard_ns,
-            now,
-            session.offset.one_way(ask.encoded_ns, received_ns, sent_ns, heard_ns),
-        )
-        if times.ways is None:
+        lower_ns, upper_ns = session.offset.bounds(heard_ns)
+        # Not within bounds that are NaN either.
+        if not (received_ns - encoded_ns >= lower_ns and sent_ns - heard_ns <= upper_ns):
             self.one_way_unknown += 1
-        times.record(self.stats)
-        self.times = times
+        # As in `ActStamps`, of which making one costs as much as recording it.
+        stamps = (
+            now_ns,
+            ask.begun_ns,
+            encoded_ns,
+            received_ns,
+            sent_ns,
+            heard_ns,
+            stages.queue_us,
+            stages.batch_wait_us,
+            stages.inference_us,
+            lower_ns,
+            upper_ns,
+        )
+        self._answered = ask.seq, stamps
+        self.stats.record_stamps(ACT, stamps)
 
     def _set_alarm(self, ask: _Ask) -> None:
         # One timer outlives many requests: setting and cancelling one for each costs more.

@@ -48,7 +48,7 @@ class Staging:
         for i, leaf in enumerate(self._leaves):
             first = parts[0][i]
             if leaf.dtype is None:
-                batch.append([value for part in parts for value in part[i]])
+                batch.append([_own(value) for part in parts for value in part[i]])
                 continue
             array, tensor = views[i]
             if isinstance(first, Tensor):
@@ -80,3 +80,14 @@ class Staging:
             return torch.empty(0)
         shape = (self._capacity, *leaf.shape)
         return torch.empty(shape, dtype=torch_dtype(leaf.dtype), pin_memory=not self._on_cpu)
+
+
+def _own(value: Any) -> Any:
+    """Returns a value of a space without a fixed shape, whose arrays are views of the request."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {key: _own(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(map(_own, value))
+    return value

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from io import BytesIO
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -93,15 +94,15 @@ async def fetch_weights(
             timeout=left_s,
         )
         header = pb.WeightsHeader()
-        parts: list[bytes] = []
+        received = BytesIO()  # joining parts would need all of it twice
         left = 0
         began = time.monotonic()
         async with aclosing(responses):
             while True:
                 wait_s = None
                 if flowing:
-                    received = header.total_bytes - left
-                    wait_s = transfer_timeout_s(received) - (time.monotonic() - began)
+                    allowed_s = transfer_timeout_s(header.total_bytes - left)
+                    wait_s = allowed_s - (time.monotonic() - began)
                 response = await _next_of(responses, wait_s, channel.address)
                 if response is None:
                     break
@@ -119,8 +120,8 @@ async def fetch_weights(
                         f"expected {header.total_bytes} bytes of weights, as announced",
                         peer=channel.address,
                     )
-                parts.append(response.chunk)
-        data = b"".join(parts)
+                received.write(response.chunk)
+        data = received.getvalue()
         if await _sha256(data) != header.sha256:
             raise RemoteError("the weights' checksum does not match", peer=channel.address)
         return header.policy_version, data

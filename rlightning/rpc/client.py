@@ -22,6 +22,7 @@ from rlightning.errors import (
 from rlightning.latency import ClockOffset, boot_id
 from rlightning.rpc import status
 from rlightning.rpc.activity import current_activity
+from rlightning.rpc.auth import is_loopback
 from rlightning.rpc.channel import Channel
 from rlightning.rpc.client_stream import ClientStream
 from rlightning.rpc.handlers import EOF
@@ -35,7 +36,9 @@ from rlightning.rpc.protocol import (
 )
 from rlightning.types import EnvMeta
 from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Welcome
+from rlightning.v1.session_pb2 import SharedMemory as Offer
 from rlightning.wire import Limits, Reader, Writer, fill_env_meta
+from rlightning.wire.shared import SharedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +82,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         welcome_timeout_s: How long, in seconds, the server may take to answer a hello.
         route: Asked before each attempt to connect where to go, instead of `channel`; whose channel
             it returns stays open for as long as the session is there.
+        shared_bytes: How much memory to share with a server of this host, for the tensors of one
+            stream's requests; 0: none.
 
     Attributes:
         offset: The server's clock against this one.
@@ -89,6 +94,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
             session was made.
         draining: The server has announced its shutdown.
         failure: Why the session cannot go on; None while it can.
+        memory: What the current stream shares with the server; None if it does not. What is put
+            there for a request may be freed when its answer has come.
         activity: What heartbeats say this client does; by default that of the surroundings in which
             the session was made (see `Activity.told_by_sessions`).
 
@@ -111,6 +118,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         on_failure: Callable[[RemoteError], None] | None = None,
         welcome_timeout_s: float = _WELCOME_TIMEOUT_S,
         route: Callable[[], Awaitable[Channel]] | None = None,
+        shared_bytes: int = 0,
     ) -> None:
         if not valid_client_id(client_id):
             raise InvalidRequestError(
@@ -124,6 +132,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self.lost_ns = time.monotonic_ns()
         self.draining = False
         self.failure: RemoteError | None = None
+        self.memory: SharedMemory | None = None
         self.activity = current_activity()
         self._channel = channel
         self._method = method
@@ -136,6 +145,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self._on_failure = on_failure
         self._welcome_timeout_s = welcome_timeout_s
         self._route = route
+        self._shared_bytes = shared_bytes
         self._limits = Limits(max_bytes=channel.rpc.max_message_bytes)
         self._pauses_ms = channel.rpc.reconnect_initial_ms, channel.rpc.reconnect_max_ms
         self._token = ""
@@ -311,14 +321,23 @@ class SessionClient(Generic[RequestT, ResponseT]):
             self._turn_to(await self._route())
         start_call = self._channel.stream_stream(self._method)
         stream = ClientStream(start_call(), self._channel.rpc.max_message_bytes)
+        # Of the last stream the server may still be reading: each has memory of its own.
+        memory = self._offered_memory()
         try:
-            reader = await self._greet(stream)
-            self._accept(stream, welcome_of(reader.message))
+            reader = await self._greet(stream, None if memory is None else memory.offer)
+            welcome = welcome_of(reader.message)
+            if welcome.shared_memory:
+                self.memory = memory
+            self._accept(stream, welcome)
             await self._hold(stream, reader)
         finally:
             if self._stream is not None:
                 self.lost_ns = time.monotonic_ns()
             self._stream = None
+            self.memory = None
+            if memory is not None:
+                memory.withdraw()
+                memory = None  # a traceback may keep this frame
             stream.close()
             stream.ready.set()  # who waits in `send` learns there that the stream is over
 
@@ -328,7 +347,17 @@ class SessionClient(Generic[RequestT, ResponseT]):
             self._channel = channel
             self._token = ""
 
-    async def _greet(self, stream: ClientStream) -> Reader[ResponseT]:
+    def _offered_memory(self) -> SharedMemory | None:
+        """Returns memory for the next stream, if its server may be able to read it."""
+        if not self._shared_bytes or not is_loopback(self.peer):
+            return None
+        try:
+            return SharedMemory(self._shared_bytes)
+        except OSError as error:
+            logger.info("%s: no shared memory: %s", self._method, error)
+            return None
+
+    async def _greet(self, stream: ClientStream, offer: Offer | None) -> Reader[ResponseT]:
         request = self._request_type()
         if self._prepare_hello is not None:
             self._prepare_hello(request)
@@ -338,6 +367,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         hello.client_id = self.client_id
         hello.resume_token = self._token
         hello.boot_id = boot_id()
+        if offer is not None:
+            hello.shared_memory.CopyFrom(offer)
         writer = Writer()
         if self._spec is not None:
             fill_env_meta(hello.spec, self._spec, writer)

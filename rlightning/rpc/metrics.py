@@ -15,7 +15,8 @@ from rlightning.errors import ConfigError
 from rlightning.latency import LatencyStats, SlidingHistogram
 from rlightning.latency.histogram import EDGES_S, Counts
 from rlightning.rpc.auth import is_loopback
-from rlightning.rpc.stream import Session
+from rlightning.rpc.calls import CallCounts
+from rlightning.rpc.stream import Messages, Session
 from rlightning.utils.config.rpc import check_address
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFIX = "rlightning_"
-"""What the name of every metric of ours begins with."""
+"""What the name of every metric begins with, but for those of calls and of the process."""
 
 _COLLECT_TIMEOUT_S = 5.0
 # A client that is silent for so long in the middle of its request is let go.
-_REQUEST_TIMEOUT_S = 10.0
+_REQUEST_TIMEOUT_S = 3.0
 # Each connection holds a thread; Prometheus needs one.
 _MAX_CONNECTIONS = 32
 _LAG_EVERY_S = 0.25
@@ -51,15 +52,12 @@ class Metrics:
         """Adds a value that goes up and down."""
         from prometheus_client.core import GaugeMetricFamily
 
-        family = self._family(GaugeMetricFamily, name, text, labels)
+        family = self._family(GaugeMetricFamily, PREFIX + name, text, labels)
         family.add_metric(list(labels.values()), value)
 
     def counter(self, name: str, text: str, value: float, **labels: str) -> None:
         """Adds a value that only goes up; its name ends with `_total`."""
-        from prometheus_client.core import CounterMetricFamily
-
-        family = self._family(CounterMetricFamily, name, text, labels)
-        family.add_metric(list(labels.values()), value)
+        self._count(PREFIX + name, text, value, labels)
 
     def histogram(
         self, name: str, text: str, edges: Sequence[float], classic: Classic, **labels: str
@@ -73,12 +71,7 @@ class Metrics:
             classic: How many values are at most each edge, how many there are, and their sum.
             **labels: Labels.
         """
-        from prometheus_client.core import HistogramMetricFamily
-
-        cumulative, count, total = classic
-        buckets = [(f"{edge:g}", n) for edge, n in zip(edges, cumulative, strict=True)]
-        family = self._family(HistogramMetricFamily, name, text, labels)
-        family.add_metric(list(labels.values()), [*buckets, ("+Inf", count)], sum_value=total)
+        self._distribute(PREFIX + name, text, edges, classic, labels)
 
     def counts(self, name: str, text: str, counts: Counts, **labels: str) -> None:
         """Adds how many of which numbers there were."""
@@ -109,6 +102,27 @@ class Metrics:
                 state=state,
             )
 
+    def calls(self, calls: CallCounts) -> None:
+        """Adds the calls of a server, under the names that dashboards for gRPC go by."""
+        for service, method, one in calls.items():
+            labels = {"grpc_type": one.kind, "grpc_service": service, "grpc_method": method}
+            name = "grpc_server_started_total"
+            self._count(name, "Calls that began.", one.started, labels)
+            for code, count in one.handled.items():
+                name = "grpc_server_handled_total"
+                self._count(name, "Calls that ended.", count, {**labels, "grpc_code": code})
+            name, seconds = "grpc_server_handling_seconds", one.seconds
+            text = "How long calls last; one that is a session, as long as that."
+            self._distribute(name, text, seconds.edges, seconds.classic(), labels)
+
+    def messages(self, service: str, method: str, messages: Messages) -> None:
+        """Adds how many messages there were in the streams of a method."""
+        labels = {"grpc_type": "bidi_stream", "grpc_service": service, "grpc_method": method}
+        name = "grpc_server_msg_received_total"
+        self._count(name, "Messages that came in streams.", messages.received, labels)
+        name = "grpc_server_msg_sent_total"
+        self._count(name, "Messages sent in streams.", messages.sent, labels)
+
     def clocks(self, clocks: Mapping[str, Mapping[str, Any]]) -> None:
         """Adds what is known of other clocks: `ClockOffset.summary` by peer."""
         for peer, summary in clocks.items():
@@ -123,12 +137,33 @@ class Metrics:
         """Returns what was added."""
         return list(self._families.values())
 
+    def _count(self, name: str, text: str, value: float, labels: Mapping[str, str]) -> None:
+        from prometheus_client.core import CounterMetricFamily
+
+        family = self._family(CounterMetricFamily, name, text, labels)
+        family.add_metric(list(labels.values()), value)
+
+    def _distribute(
+        self,
+        name: str,
+        text: str,
+        edges: Sequence[float],
+        classic: Classic,
+        labels: Mapping[str, str],
+    ) -> None:
+        from prometheus_client.core import HistogramMetricFamily
+
+        cumulative, count, total = classic
+        buckets = [(f"{edge:g}", n) for edge, n in zip(edges, cumulative, strict=True)]
+        family = self._family(HistogramMetricFamily, name, text, labels)
+        family.add_metric(list(labels.values()), [*buckets, ("+Inf", count)], sum_value=total)
+
     def _family(
         self, kind: Callable[..., Any], name: str, text: str, labels: Mapping[str, str]
     ) -> Any:
         family = self._families.get(name)
         if family is None:
-            family = self._families[name] = kind(PREFIX + name, text, labels=list(labels))
+            family = self._families[name] = kind(name, text, labels=list(labels))
         return family
 
 

@@ -17,7 +17,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.rpc import status
-from rlightning.rpc.stream import Session, Stream
+from rlightning.rpc.stream import Messages, Session, Stream
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.utils.waiting import wait_within
 from rlightning.v1.session_pb2 import Drain, Hello
@@ -38,11 +38,17 @@ class SessionRegistry:
         rpc: Limits and times.
         method: Full name, `/package.Service/Method`.
         max_sessions: Sessions that may be held; default: `rpc.max_sessions`.
+
+    Attributes:
+        shared_bytes: Size of the tensors that came through shared memory so far.
+        messages: Counts the messages of all its streams.
     """
 
     def __init__(self, rpc: RpcConfig, method: str, max_sessions: int | None = None) -> None:
         self.rpc = rpc
         self.method = method
+        self.shared_bytes = 0
+        self.messages = Messages()
         self._max_sessions = rpc.max_sessions if max_sessions is None else max_sessions
         self._lease_ns = int(rpc.lease_s * 1e9)
         self._sessions: dict[str, Session] = {}

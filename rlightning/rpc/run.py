@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlightning.rpc.loop import close_loop
-from rlightning.rpc.metrics import MetricsServer
+from rlightning.rpc.metrics import Metrics, MetricsServer
 from rlightning.rpc.running import serve
 from rlightning.rpc.service import Service
 from rlightning.utils.config.rpc import ListenConfig, RpcConfig
@@ -117,8 +117,10 @@ async def _main(
     signals.listen()
     service = make_service()
     # First, since a listener that cannot be must end the process before anybody relies on it.
-    shown = None if metrics is None else _show_metrics(service, metrics)
+    measures = [getattr(service, "measure", lambda metrics: None)]
+    shown = None if metrics is None else _show_metrics(measures, metrics)
     server = await serve(service, listen=listen, rpc=rpc, reflection=reflection)
+    measures.append(server.measure)
     logger.info("%s listens on %s", name, ", ".join(server.addresses))
     if announce is not None:
         _announce(announce, name, server.addresses, None if shown is None else shown.address)
@@ -152,8 +154,11 @@ async def _main(
     return 0 if failure is None else 1
 
 
-def _show_metrics(service: Service, address: str) -> MetricsServer:
-    measure = getattr(service, "measure", lambda metrics: None)
+def _show_metrics(measures: Sequence[Callable[[Metrics], None]], address: str) -> MetricsServer:
+    def measure(metrics: Metrics) -> None:
+        for add in measures:
+            add(metrics)
+
     shown = MetricsServer(address, measure, loop=asyncio.get_running_loop())
     logger.info("metrics at http://%s/metrics", shown.address)
     return shown

@@ -24,6 +24,7 @@ from rlightning.rpc.auth import (
     server_credentials,
 )
 from rlightning.rpc.binding import check_bindable
+from rlightning.rpc.calls import CallCounts
 from rlightning.rpc.handlers import (
     GenericHandler,
     Handler,
@@ -32,6 +33,7 @@ from rlightning.rpc.handlers import (
 )
 from rlightning.rpc.health import SERVICE_NAME as HEALTH
 from rlightning.rpc.health import Health
+from rlightning.rpc.metrics import Metrics
 from rlightning.rpc.options import server_options
 from rlightning.rpc.registry import SessionRegistry
 from rlightning.rpc.service import Service
@@ -91,6 +93,13 @@ class RunningServer:
         if (use_health := getattr(service, "use_health", None)) is not None:
             use_health(self._health)
         self._methods = dict(service.handlers())
+        self._calls = CallCounts(
+            {
+                service.name: self._methods,
+                HEALTH: self._health.handlers(),
+                link.SERVICE: link.handlers(),
+            }
+        )
         self._started = asyncio.Event()
         self._start: asyncio.Task[None] | None = None
         self._servers: list[grpc.aio.Server] = []
@@ -122,7 +131,8 @@ class RunningServer:
         check_listener(listen)
         credentials = server_credentials(listen)
         interceptors: list[Any] = [
-            _Gate(self._started, f"/{self._service.name}/", _early_methods(self._service))
+            self._calls,
+            _Gate(self._started, f"/{self._service.name}/", _early_methods(self._service)),
         ]
         if listen.tokens is not None:
             scopes = {
@@ -130,7 +140,7 @@ class RunningServer:
                 for method, scope in self._service.scopes.items()
             }
             scopes |= {f"/{link.SERVICE}/{method}": ANY for method in link.handlers()}
-            interceptors.insert(0, TokenInterceptor(TokenTable.load(listen.tokens), scopes))
+            interceptors.insert(1, TokenInterceptor(TokenTable.load(listen.tokens), scopes))
         elif not is_loopback(listen.address) and not (listen.tls and listen.tls.client_ca_file):
             logger.warning("%s takes calls from anyone who reaches it: no tokens", listen.address)
         server = grpc.aio.server(interceptors=interceptors, options=server_options(self._rpc))
@@ -158,6 +168,13 @@ class RunningServer:
         self._addresses.append(
             listen.address if listen.address.startswith("unix") else f"{host}:{port}"
         )
+
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of the calls until now."""
+        metrics.calls(self._calls)
+        for name, method in self._methods.items():
+            if isinstance(method, SessionMethod):
+                metrics.messages(self._service.name, name, method.registry.messages)
 
     def begin(self) -> None:
         """Begins to start the service."""

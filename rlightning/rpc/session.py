@@ -7,6 +7,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
+from urllib.parse import unquote
 
 from google.protobuf.message import Message
 
@@ -18,6 +19,7 @@ from rlightning.errors import (
 )
 from rlightning.latency import boot_id
 from rlightning.rpc import status
+from rlightning.rpc.auth import is_loopback
 from rlightning.rpc.handlers import EOF, Context, MethodHandler
 from rlightning.rpc.protocol import (
     LIBRARY_VERSION,
@@ -36,8 +38,9 @@ from rlightning.rpc.trace_context import trace_of, use_trace
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.utils.log_fields import add_log_fields
 from rlightning.v1 import space_pb2
-from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Heartbeat
+from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Heartbeat, Hello
 from rlightning.wire import Limits, Reader, Writer, fill_env_meta, read_env_meta
+from rlightning.wire.shared import open_shared
 
 __all__ = ["Session", "SessionHandler", "SessionMethod", "SessionRegistry", "run_session"]
 
@@ -59,10 +62,13 @@ class SessionHandler(ABC, Generic[RequestT, ResponseT]):
     Attributes:
         request_type: Message of the client; has `hello`, `heartbeat` and others in a oneof `body`.
         response_type: Message of the server; has `welcome`, `heartbeat`, `drain` and others.
+        shares_memory: Whether tensors of a request may lie in memory that its client shares, and
+            changes once the request is answered: nothing may be a view of them then.
     """
 
     request_type: type[RequestT]
     response_type: type[ResponseT]
+    shares_memory = False
 
     @abstractmethod
     async def on_open(self, session: Session, reader: Reader[RequestT]) -> ResponseT:
@@ -119,11 +125,12 @@ async def run_session(
         registry: The sessions of the method.
         handler: What the service does with them.
     """
-    stream = Stream(context, handler)
+    stream = Stream(context, handler, registry.messages)
     registry.add(stream)
     error: Exception | None = None
+    conversation = _Conversation(stream, registry)
     try:
-        await _Conversation(stream, registry).run()
+        await conversation.run()
     except asyncio.CancelledError:
         if stream.error is None:  # the peer has gone
             raise
@@ -131,6 +138,7 @@ async def run_session(
     except Exception as raised:
         error = raised
     finally:
+        conversation.close()
         await registry.remove(stream, error)
     if error is None:
         return
@@ -168,6 +176,7 @@ class _Conversation:
         self._method = registry.method
         self._cap = registry.rpc.max_message_bytes
         self._limits = Limits(max_bytes=self._cap)
+        self._memory: memoryview | None = None
 
     async def run(self) -> None:
         """Returns when the client has half-closed, or seems to: gRPC reports a cut like that too.
@@ -205,16 +214,22 @@ class _Conversation:
             stream.busy = True
             await handler.on_message(session, reader)
             stream.busy = False
+            self._registry.shared_bytes += reader.shared_bytes
             stream.heard_ns = time.monotonic_ns()
         if not stream.left:
             # gRPC ends the read of a call that broke before it cancels this task, with a status.
             await asyncio.sleep(_AFTERMATH_S)
+
+    def close(self) -> None:
+        """Gives shared memory back, as soon as nothing reads there any more."""
+        self._memory = None
 
     async def _read(self) -> Reader[Any] | None:
         data: Any = await self._stream.context.read()
         if data is EOF:
             return None
         self._stream.heard_ns = time.monotonic_ns()
+        self._stream.messages.received += 1
         if len(data) > self._cap:
             raise ResourceExhaustedError(
                 status.too_large(
@@ -225,7 +240,7 @@ class _Conversation:
                 ),
                 reason="MESSAGE_TOO_LARGE",
             )
-        return Reader(self._handler.request_type, data, limits=self._limits)
+        return Reader(self._handler.request_type, data, limits=self._limits, memory=self._memory)
 
     async def _open(self, reader: Reader[Any]) -> Session:
         stream, rpc = self._stream, self._rpc
@@ -266,6 +281,8 @@ class _Conversation:
         welcome.library_version = LIBRARY_VERSION
         welcome.protocol_version = PROTOCOL_VERSION
         welcome.boot_id = boot_id()
+        self._memory = self._share_memory(hello)
+        welcome.shared_memory = self._memory is not None
         writer = Writer()
         if spec is not None:
             fill_env_meta(welcome.spec, spec, writer)
@@ -288,6 +305,20 @@ class _Conversation:
         )
         return session
 
+    def _share_memory(self, hello: Hello) -> memoryview | None:
+        """Returns the memory that a client of this host offers; None if there is none to be had."""
+        if not (
+            self._handler.shares_memory
+            and hello.HasField("shared_memory")
+            and _is_of_this_host(self._stream.context.peer())
+        ):
+            return None
+        try:
+            return open_shared(hello.shared_memory, max_bytes=self._rpc.shared_memory_bytes)
+        except (OSError, ValueError) as error:  # in another container, for one
+            logger.debug("%s: no shared memory for %s: %s", self._method, hello.client_id, error)
+            return None
+
     async def _answer_heartbeat(
         self, session: Session, heartbeat: Heartbeat, arrival: Arrival
     ) -> None:
@@ -301,6 +332,12 @@ class _Conversation:
         stamp(response, arrival)
         if not await self._stream.write(response.SerializeToString()):
             raise UnavailableError("the stream broke")
+
+
+def _is_of_this_host(peer: str) -> bool:
+    """Tells whether a peer, as gRPC names it, dialled from this host."""
+    kind, _, address = unquote(peer).partition(":")
+    return kind == "unix" or is_loopback(address)
 
 
 def _bodies_with(name: str, request_type: type[Message]) -> frozenset[str]:

@@ -15,6 +15,7 @@ from rlightning.types import EnvMeta
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import space_pb2, tensor_pb2
 from rlightning.wire import encode_env_meta
+from rlightning.wire.shared import MIN_BYTES
 
 _ITEM_BYTES = {
     tensor_pb2.DTYPE_INT16: 2,
@@ -30,6 +31,8 @@ _ITEM_BYTES = {
     tensor_pb2.DTYPE_COMPLEX64: 8,
     tensor_pb2.DTYPE_COMPLEX128: 16,
 }
+# What shared memory has besides the tensors: they begin at cache lines.
+_SLACK_BYTES = 4096
 # Kinds of spaces that leave the size of a value open, as gymnasium calls them. (A text has a number
 # of characters at most, but that is seldom meant as a limit.)
 _UNBOUNDED = {"text": "Text", "sequence": "Sequence", "graph": "Graph"}
@@ -70,6 +73,25 @@ def needed_bytes(meta: EnvMeta, rpc: RpcConfig) -> int:
     spec = space_pb2.EnvMeta.FromString(encode_env_meta(meta))
     boundless = rpc.model_copy(update={"max_message_bytes": 2**62})
     return session_cap(spec, boundless)
+
+
+def shared_bytes(meta: EnvMeta, rpc: RpcConfig, *, window_bytes: int = 0) -> int:
+    """Returns how much shared memory a session of an env has a use for, in bytes.
+
+    There is room for the largest message (or two with one observation per row) beside
+    `window_bytes` of others, within `shared_memory_bytes`, and for no more than one message may
+    have. 0 if no tensor of the spaces is large enough to lie there, or nothing says how large they
+    are.
+    """
+    if meta.observation_space is None:
+        return 0
+    try:
+        largest = needed_bytes(meta, rpc) - rpc.info_budget_bytes
+    except InvalidRequestError:  # as the server will say
+        return 0
+    wanted = window_bytes + largest + _SLACK_BYTES
+    room = min(wanted, rpc.shared_memory_bytes, rpc.max_message_bytes)
+    return room if min(largest // 2, room) >= MIN_BYTES else 0
 
 
 def space_bytes(space: space_pb2.Space, path: str = "space") -> int:

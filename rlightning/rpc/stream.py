@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -24,10 +25,19 @@ if TYPE_CHECKING:
 BROKEN = (grpc.aio.BaseError, asyncio.InvalidStateError)
 
 
+@dataclass(slots=True)
+class Messages:
+    """How many messages there were in all streams of a method."""
+
+    received: int = 0
+    sent: int = 0
+
+
 class Stream:
     """One gRPC stream; made in the task that serves it.
 
     Attributes:
+        messages: Counts those of the method.
         context: The call.
         handler: What the service does with it.
         session: The session that it claimed; None before its hello.
@@ -43,7 +53,9 @@ class Stream:
         gone: Set once the service has taken note of its end.
     """
 
-    def __init__(self, context: Context, handler: SessionHandler[Any, Any]) -> None:
+    def __init__(
+        self, context: Context, handler: SessionHandler[Any, Any], messages: Messages
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None  # gRPC runs each handler in a task of its own
         self._task = task
@@ -51,6 +63,7 @@ class Stream:
         self._ending = False
         self._writer: asyncio.Task[Any] | None = None
         self._released: asyncio.Task[Any] | None = None
+        self.messages = messages
         self.context = context
         self.handler = handler
         self.session: Session | None = None
@@ -92,6 +105,7 @@ class Stream:
             self._writer = asyncio.current_task()
             try:
                 await self.context.write(data)
+                self.messages.sent += 1
             except BROKEN:
                 return False
             except asyncio.CancelledError:

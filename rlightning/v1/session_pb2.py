@@ -25,27 +25,29 @@ _sym_db = _symbol_database.Default()
 from rlightning.v1 import space_pb2 as rlightning_dot_v1_dot_space__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brlightning/v1/session.proto\x12\rrlightning.v1\x1a\x19rlightning/v1/space.proto\"\x9a\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x17\n\x0flibrary_version\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x14\n\x0cresume_token\x18\x04 \x01(\t\x12$\n\x04spec\x18\x05 \x01(\x0b\x32\x16.rlightning.v1.EnvMeta\x12\x0f\n\x07\x62oot_id\x18\x06 \x01(\t\"\xd2\x02\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x0f\n\x07resumed\x18\x04 \x01(\x08\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\x03\x12\x14\n\x0cheartbeat_ms\x18\x06 \x01(\x03\x12\x10\n\x08lease_ms\x18\x07 \x01(\x03\x12\x18\n\x10resume_window_ms\x18\x08 \x01(\x03\x12\x17\n\x0flibrary_version\x18\t \x01(\t\x12\x0f\n\x07\x62oot_id\x18\n \x01(\t\x12\x18\n\x10protocol_version\x18\x0b \x01(\x05\x12$\n\x04spec\x18\x0c \x01(\x0b\x32\x16.rlightning.v1.EnvMeta\x12\x1c\n\x14reconnect_initial_ms\x18\r \x01(\x03\x12\x18\n\x10reconnect_max_ms\x18\x0e \x01(\x03\"M\n\tHeartbeat\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.rlightning.v1.ClientState\x12\x15\n\rbusy_since_ns\x18\x02 \x01(\x03\",\n\x05\x44rain\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"<\n\x0b\x45rrorStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"j\n\x06Timing\x12\x10\n\x08\x63lock_id\x18\x01 \x01(\t\x12\x0f\n\x07sent_ns\x18\x02 \x01(\x03\x12\x14\n\x0c\x65\x63ho_sent_ns\x18\x03 \x01(\x03\x12\x13\n\x0breceived_ns\x18\x04 \x01(\x03\x12\x12\n\ntimeout_us\x18\x05 \x01(\x03\"[\n\x06Stages\x12\x10\n\x08queue_us\x18\x01 \x01(\x03\x12\x15\n\rbatch_wait_us\x18\x02 \x01(\x03\x12\x14\n\x0cinference_us\x18\x03 \x01(\x03\x12\x12\n\nbatch_rows\x18\x04 \x01(\x05*{\n\x0b\x43lientState\x12\x1c\n\x18\x43LIENT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43LIENT_STATE_RUNNING\x10\x01\x12\x1a\n\x16\x43LIENT_STATE_RESETTING\x10\x02\x12\x18\n\x14\x43LIENT_STATE_LEAVING\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brlightning/v1/session.proto\x12\rrlightning.v1\x1a\x19rlightning/v1/space.proto\"\xce\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x17\n\x0flibrary_version\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x14\n\x0cresume_token\x18\x04 \x01(\t\x12$\n\x04spec\x18\x05 \x01(\x0b\x32\x16.rlightning.v1.EnvMeta\x12\x0f\n\x07\x62oot_id\x18\x06 \x01(\t\x12\x32\n\rshared_memory\x18\x07 \x01(\x0b\x32\x1b.rlightning.v1.SharedMemory\"J\n\x0cSharedMemory\x12\x0b\n\x03pid\x18\x01 \x01(\x03\x12\n\n\x02\x66\x64\x18\x02 \x01(\x05\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\r\n\x05nonce\x18\x04 \x01(\x0c\"\xe9\x02\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x0f\n\x07resumed\x18\x04 \x01(\x08\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\x03\x12\x14\n\x0cheartbeat_ms\x18\x06 \x01(\x03\x12\x10\n\x08lease_ms\x18\x07 \x01(\x03\x12\x18\n\x10resume_window_ms\x18\x08 \x01(\x03\x12\x17\n\x0flibrary_version\x18\t \x01(\t\x12\x0f\n\x07\x62oot_id\x18\n \x01(\t\x12\x18\n\x10protocol_version\x18\x0b \x01(\x05\x12$\n\x04spec\x18\x0c \x01(\x0b\x32\x16.rlightning.v1.EnvMeta\x12\x1c\n\x14reconnect_initial_ms\x18\r \x01(\x03\x12\x18\n\x10reconnect_max_ms\x18\x0e \x01(\x03\x12\x15\n\rshared_memory\x18\x0f \x01(\x08\"M\n\tHeartbeat\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.rlightning.v1.ClientState\x12\x15\n\rbusy_since_ns\x18\x02 \x01(\x03\",\n\x05\x44rain\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"<\n\x0b\x45rrorStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"j\n\x06Timing\x12\x10\n\x08\x63lock_id\x18\x01 \x01(\t\x12\x0f\n\x07sent_ns\x18\x02 \x01(\x03\x12\x14\n\x0c\x65\x63ho_sent_ns\x18\x03 \x01(\x03\x12\x13\n\x0breceived_ns\x18\x04 \x01(\x03\x12\x12\n\ntimeout_us\x18\x05 \x01(\x03\"[\n\x06Stages\x12\x10\n\x08queue_us\x18\x01 \x01(\x03\x12\x15\n\rbatch_wait_us\x18\x02 \x01(\x03\x12\x14\n\x0cinference_us\x18\x03 \x01(\x03\x12\x12\n\nbatch_rows\x18\x04 \x01(\x05*{\n\x0b\x43lientState\x12\x1c\n\x18\x43LIENT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43LIENT_STATE_RUNNING\x10\x01\x12\x1a\n\x16\x43LIENT_STATE_RESETTING\x10\x02\x12\x18\n\x14\x43LIENT_STATE_LEAVING\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rlightning.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CLIENTSTATE']._serialized_start=959
-  _globals['_CLIENTSTATE']._serialized_end=1082
+  _globals['_CLIENTSTATE']._serialized_start=1110
+  _globals['_CLIENTSTATE']._serialized_end=1233
   _globals['_HELLO']._serialized_start=74
-  _globals['_HELLO']._serialized_end=228
-  _globals['_WELCOME']._serialized_start=231
-  _globals['_WELCOME']._serialized_end=569
-  _globals['_HEARTBEAT']._serialized_start=571
-  _globals['_HEARTBEAT']._serialized_end=648
-  _globals['_DRAIN']._serialized_start=650
-  _globals['_DRAIN']._serialized_end=694
-  _globals['_ERRORSTATUS']._serialized_start=696
-  _globals['_ERRORSTATUS']._serialized_end=756
-  _globals['_TIMING']._serialized_start=758
-  _globals['_TIMING']._serialized_end=864
-  _globals['_STAGES']._serialized_start=866
-  _globals['_STAGES']._serialized_end=957
+  _globals['_HELLO']._serialized_end=280
+  _globals['_SHAREDMEMORY']._serialized_start=282
+  _globals['_SHAREDMEMORY']._serialized_end=356
+  _globals['_WELCOME']._serialized_start=359
+  _globals['_WELCOME']._serialized_end=720
+  _globals['_HEARTBEAT']._serialized_start=722
+  _globals['_HEARTBEAT']._serialized_end=799
+  _globals['_DRAIN']._serialized_start=801
+  _globals['_DRAIN']._serialized_end=845
+  _globals['_ERRORSTATUS']._serialized_start=847
+  _globals['_ERRORSTATUS']._serialized_end=907
+  _globals['_TIMING']._serialized_start=909
+  _globals['_TIMING']._serialized_end=1015
+  _globals['_STAGES']._serialized_start=1017
+  _globals['_STAGES']._serialized_end=1108
 # @@protoc_insertion_point(module_scope)

@@ -19,23 +19,37 @@ CLIENT_STATE_RESETTING: ClientState
 CLIENT_STATE_LEAVING: ClientState
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "library_version", "client_id", "resume_token", "spec", "boot_id")
+    __slots__ = ("protocol_version", "library_version", "client_id", "resume_token", "spec", "boot_id", "shared_memory")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LIBRARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     library_version: str
     client_id: str
     resume_token: str
     spec: _space_pb2.EnvMeta
     boot_id: str
-    def __init__(self, protocol_version: _Optional[int] = ..., library_version: _Optional[str] = ..., client_id: _Optional[str] = ..., resume_token: _Optional[str] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ..., boot_id: _Optional[str] = ...) -> None: ...
+    shared_memory: SharedMemory
+    def __init__(self, protocol_version: _Optional[int] = ..., library_version: _Optional[str] = ..., client_id: _Optional[str] = ..., resume_token: _Optional[str] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ..., boot_id: _Optional[str] = ..., shared_memory: _Optional[_Union[SharedMemory, _Mapping]] = ...) -> None: ...
+
+class SharedMemory(_message.Message):
+    __slots__ = ("pid", "fd", "size_bytes", "nonce")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    fd: int
+    size_bytes: int
+    nonce: bytes
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., size_bytes: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("session_id", "resume_token", "epoch", "resumed", "max_message_bytes", "heartbeat_ms", "lease_ms", "resume_window_ms", "library_version", "boot_id", "protocol_version", "spec", "reconnect_initial_ms", "reconnect_max_ms")
+    __slots__ = ("session_id", "resume_token", "epoch", "resumed", "max_message_bytes", "heartbeat_ms", "lease_ms", "resume_window_ms", "library_version", "boot_id", "protocol_version", "spec", "reconnect_initial_ms", "reconnect_max_ms", "shared_memory")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +64,7 @@ class Welcome(_message.Message):
     SPEC_FIELD_NUMBER: _ClassVar[int]
     RECONNECT_INITIAL_MS_FIELD_NUMBER: _ClassVar[int]
     RECONNECT_MAX_MS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     resume_token: str
     epoch: int
@@ -64,7 +79,8 @@ class Welcome(_message.Message):
     spec: _space_pb2.EnvMeta
     reconnect_initial_ms: int
     reconnect_max_ms: int
-    def __init__(self, session_id: _Optional[str] = ..., resume_token: _Optional[str] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., resume_window_ms: _Optional[int] = ..., library_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ..., reconnect_initial_ms: _Optional[int] = ..., reconnect_max_ms: _Optional[int] = ...) -> None: ...
+    shared_memory: bool
+    def __init__(self, session_id: _Optional[str] = ..., resume_token: _Optional[str] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., resume_window_ms: _Optional[int] = ..., library_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., spec: _Optional[_Union[_space_pb2.EnvMeta, _Mapping]] = ..., reconnect_initial_ms: _Optional[int] = ..., reconnect_max_ms: _Optional[int] = ..., shared_memory: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("state", "busy_since_ns")

@@ -24,25 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arlightning/v1/tensor.proto\x12\rrlightning.v1\"J\n\x06Tensor\x12#\n\x05\x64type\x18\x01 \x01(\x0e\x32\x14.rlightning.v1.Dtype\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x06\n\x04Null\"\xe9\x02\n\x05Value\x12)\n\nnull_value\x18\x01 \x01(\x0b\x32\x13.rlightning.v1.NullH\x00\x12\x14\n\nbool_value\x18\x02 \x01(\x08H\x00\x12\x13\n\tint_value\x18\x03 \x01(\x03H\x00\x12\x15\n\x0b\x66loat_value\x18\x04 \x01(\x01H\x00\x12\x16\n\x0cstring_value\x18\x05 \x01(\tH\x00\x12\x15\n\x0b\x62ytes_value\x18\x06 \x01(\x0cH\x00\x12-\n\x0ctensor_value\x18\x07 \x01(\x0b\x32\x15.rlightning.v1.TensorH\x00\x12.\n\nlist_value\x18\x08 \x01(\x0b\x32\x18.rlightning.v1.ValueListH\x00\x12/\n\x0btuple_value\x18\t \x01(\x0b\x32\x18.rlightning.v1.ValueListH\x00\x12,\n\tmap_value\x18\n \x01(\x0b\x32\x17.rlightning.v1.ValueMapH\x00\x42\x06\n\x04kind\"1\n\tValueList\x12$\n\x06values\x18\x01 \x03(\x0b\x32\x14.rlightning.v1.Value\"4\n\x08ValueMap\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.rlightning.v1.MapEntry\"<\n\x08MapEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.rlightning.v1.Value*\xb0\x02\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0e\n\nDTYPE_INT8\x10\x02\x12\x0f\n\x0b\x44TYPE_INT16\x10\x03\x12\x0f\n\x0b\x44TYPE_INT32\x10\x04\x12\x0f\n\x0b\x44TYPE_INT64\x10\x05\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x06\x12\x10\n\x0c\x44TYPE_UINT16\x10\x07\x12\x10\n\x0c\x44TYPE_UINT32\x10\x08\x12\x10\n\x0c\x44TYPE_UINT64\x10\t\x12\x11\n\rDTYPE_FLOAT16\x10\n\x12\x11\n\rDTYPE_FLOAT32\x10\x0b\x12\x11\n\rDTYPE_FLOAT64\x10\x0c\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\r\x12\x13\n\x0f\x44TYPE_COMPLEX64\x10\x0e\x12\x14\n\x10\x44TYPE_COMPLEX128\x10\x0f\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arlightning/v1/tensor.proto\x12\rrlightning.v1\"x\n\x06Tensor\x12#\n\x05\x64type\x18\x01 \x01(\x0e\x32\x14.rlightning.v1.Dtype\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x1a\n\rshared_offset\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_shared_offset\"\x06\n\x04Null\"\xe9\x02\n\x05Value\x12)\n\nnull_value\x18\x01 \x01(\x0b\x32\x13.rlightning.v1.NullH\x00\x12\x14\n\nbool_value\x18\x02 \x01(\x08H\x00\x12\x13\n\tint_value\x18\x03 \x01(\x03H\x00\x12\x15\n\x0b\x66loat_value\x18\x04 \x01(\x01H\x00\x12\x16\n\x0cstring_value\x18\x05 \x01(\tH\x00\x12\x15\n\x0b\x62ytes_value\x18\x06 \x01(\x0cH\x00\x12-\n\x0ctensor_value\x18\x07 \x01(\x0b\x32\x15.rlightning.v1.TensorH\x00\x12.\n\nlist_value\x18\x08 \x01(\x0b\x32\x18.rlightning.v1.ValueListH\x00\x12/\n\x0btuple_value\x18\t \x01(\x0b\x32\x18.rlightning.v1.ValueListH\x00\x12,\n\tmap_value\x18\n \x01(\x0b\x32\x17.rlightning.v1.ValueMapH\x00\x42\x06\n\x04kind\"1\n\tValueList\x12$\n\x06values\x18\x01 \x03(\x0b\x32\x14.rlightning.v1.Value\"4\n\x08ValueMap\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.rlightning.v1.MapEntry\"<\n\x08MapEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.rlightning.v1.Value*\xb0\x02\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0e\n\nDTYPE_INT8\x10\x02\x12\x0f\n\x0b\x44TYPE_INT16\x10\x03\x12\x0f\n\x0b\x44TYPE_INT32\x10\x04\x12\x0f\n\x0b\x44TYPE_INT64\x10\x05\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x06\x12\x10\n\x0c\x44TYPE_UINT16\x10\x07\x12\x10\n\x0c\x44TYPE_UINT32\x10\x08\x12\x10\n\x0c\x44TYPE_UINT64\x10\t\x12\x11\n\rDTYPE_FLOAT16\x10\n\x12\x11\n\rDTYPE_FLOAT32\x10\x0b\x12\x11\n\rDTYPE_FLOAT64\x10\x0c\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\r\x12\x13\n\x0f\x44TYPE_COMPLEX64\x10\x0e\x12\x14\n\x10\x44TYPE_COMPLEX128\x10\x0f\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rlightning.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=661
-  _globals['_DTYPE']._serialized_end=965
+  _globals['_DTYPE']._serialized_start=707
+  _globals['_DTYPE']._serialized_end=1011
   _globals['_TENSOR']._serialized_start=45
-  _globals['_TENSOR']._serialized_end=119
-  _globals['_NULL']._serialized_start=121
-  _globals['_NULL']._serialized_end=127
-  _globals['_VALUE']._serialized_start=130
-  _globals['_VALUE']._serialized_end=491
-  _globals['_VALUELIST']._serialized_start=493
-  _globals['_VALUELIST']._serialized_end=542
-  _globals['_VALUEMAP']._serialized_start=544
-  _globals['_VALUEMAP']._serialized_end=596
-  _globals['_MAPENTRY']._serialized_start=598
-  _globals['_MAPENTRY']._serialized_end=658
+  _globals['_TENSOR']._serialized_end=165
+  _globals['_NULL']._serialized_start=167
+  _globals['_NULL']._serialized_end=173
+  _globals['_VALUE']._serialized_start=176
+  _globals['_VALUE']._serialized_end=537
+  _globals['_VALUELIST']._serialized_start=539
+  _globals['_VALUELIST']._serialized_end=588
+  _globals['_VALUEMAP']._serialized_start=590
+  _globals['_VALUEMAP']._serialized_end=642
+  _globals['_MAPENTRY']._serialized_start=644
+  _globals['_MAPENTRY']._serialized_end=704
 # @@protoc_insertion_point(module_scope)

@@ -29,9 +29,9 @@ def encode_batch(batch: Batch) -> bytes:
     return b"".join(batch_pieces(batch))
 
 
-def batch_pieces(batch: Batch) -> list[Any]:
+def batch_pieces(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Any]:
     """Returns what `encode_batch` does in pieces, so that large arrays are not copied."""
-    w = Writer()
+    w = Writer(limits)
     pb = buffer_service_pb2.Batch()
     fill_batch(pb, batch, w)
     return w.pieces(pb)

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from rlightning.errors import CodecError
 from rlightning.wire import extract, splice
+from rlightning.wire.shared import SharedMemory
 from rlightning.wire.splice import Buffer
 
 SPLICE_BYTES = 16 * 1024
@@ -117,15 +118,21 @@ class Writer(_Budget):
     Args:
         limits: Depth and number of leaves to keep to, as the reader will.
         splice_bytes: How large the data of a tensor must be for protobuf not to copy it.
+        memory: What is shared with the reader: large tensors go there, as far as there is room.
     """
 
-    __slots__ = ("_buffers", "splice_bytes")
+    __slots__ = ("_buffers", "memory", "splice_bytes")
 
     def __init__(
-        self, limits: Limits = DEFAULT_LIMITS, *, splice_bytes: int = SPLICE_BYTES
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        splice_bytes: int = SPLICE_BYTES,
+        memory: SharedMemory | None = None,
     ) -> None:
         super().__init__(limits)
         self.splice_bytes = splice_bytes
+        self.memory = memory
         self._buffers: list[npt.NDArray[Any]] = []
 
     def attach(self, array: npt.NDArray[Any]) -> bytes:
@@ -176,16 +183,19 @@ class Reader(_Budget, Generic[_MessageT]):
         data: The encoded message; must not change while arrays read from it live.
         limits: What it may ask for.
         splice_bytes: How large the data of a tensor must be for protobuf not to copy it.
+        memory: What is shared with the writer. Arrays in it are views, too, and change with it.
 
     Attributes:
         message: The decoded message. Tensors in it must be read with `read_tensor` and this reader.
         ranges: (offset, length) of the tensors that protobuf did not copy.
+        shared_bytes: Size of the tensors that were read from `memory` so far.
+        copies_shared: Whether arrays in it are copies; set before they are read.
 
     Raises:
         CodecError: The message is too large, or the bytes are no such message.
     """
 
-    __slots__ = ("_data", "message", "ranges")
+    __slots__ = ("_data", "_memory", "copies_shared", "message", "ranges", "shared_bytes")
 
     def __init__(
         self,
@@ -194,8 +204,12 @@ class Reader(_Budget, Generic[_MessageT]):
         *,
         limits: Limits = DEFAULT_LIMITS,
         splice_bytes: int = SPLICE_BYTES,
+        memory: memoryview | None = None,
     ) -> None:
         super().__init__(limits)
+        self._memory = memory
+        self.shared_bytes = 0
+        self.copies_shared = False
         size = len(data)
         if size > limits.max_bytes:
             raise CodecError(f"a message of {size} bytes; at most {limits.max_bytes} are allowed")
@@ -224,8 +238,8 @@ class Reader(_Budget, Generic[_MessageT]):
 
     @property
     def nbytes(self) -> int:
-        """Size of the encoded message."""
-        return len(self._data)
+        """Size of the encoded message and of what was read from shared memory."""
+        return len(self._data) + self.shared_bytes
 
     def resolve(self, data: bytes) -> tuple[int, int] | None:
         """Returns (offset, length) of what large `data` stands for; None if it is itself."""
@@ -243,6 +257,30 @@ class Reader(_Budget, Generic[_MessageT]):
     def view(self, dtype: np.dtype[Any], shape: Sequence[int], offset: int) -> npt.NDArray[Any]:
         """Returns a read-only array over the bytes of the message."""
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, self._data, offset)
+        array.flags.writeable = False
+        return array
+
+    def shared_view(
+        self, dtype: np.dtype[Any], shape: Sequence[int], offset: int, nbytes: int
+    ) -> npt.NDArray[Any]:
+        """Returns a read-only array over shared memory, or a copy.
+
+        Raises:
+            CodecError: None is shared, it ends before the array does, or the arrays of this message
+                are larger in all than a message may be.
+        """
+        memory = self._memory
+        if memory is None:
+            raise CodecError("refers to shared memory, and none was agreed on")
+        if offset < 0 or offset + nbytes > len(memory):
+            raise CodecError(
+                f"bytes {offset} to {offset + nbytes} of shared memory, which has {len(memory)}"
+            )
+        self.take_bytes(nbytes)
+        self.shared_bytes += nbytes
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, offset)
+        if self.copies_shared:
+            array = array.copy()
         array.flags.writeable = False
         return array
 

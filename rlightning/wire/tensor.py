@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import Message
 
 from rlightning.errors import CodecError
 from rlightning.utils.conversions import BFloat16Array, array_of
 from rlightning.v1 import tensor_pb2
 from rlightning.wire.frame import Reader, Writer
+from rlightning.wire.shared import SharedMemory
 
 MAX_AXES = 32
 
@@ -75,7 +78,7 @@ def fill_tensor(pb: tensor_pb2.Tensor, array: Any, w: Writer) -> None:
     """Writes an array, a numpy scalar or a torch tensor into an empty `Tensor`.
 
     A large array is not copied until `w.finish`, unless it is not contiguous, not little-endian or
-    not on the CPU.
+    not on the CPU, or goes to shared memory.
 
     Args:
         pb: The message to fill.
@@ -97,6 +100,8 @@ def fill_tensor(pb: tensor_pb2.Tensor, array: Any, w: Writer) -> None:
         pb.shape.extend(shape)
     if array.nbytes < w.splice_bytes:
         pb.data = array.tobytes()
+    elif w.memory is not None and (offset := w.memory.put(array)) is not None:
+        pb.shared_offset = offset
     else:
         pb.data = w.attach(np.ascontiguousarray(array))
 
@@ -127,11 +132,12 @@ def read_tensor(pb: tensor_pb2.Tensor, r: Reader[Any]) -> npt.NDArray[Any]:
 
     Returns:
         Read-only array of shape `pb.shape`, a `BFloat16Array` for bfloat16; a view over the bytes
-        that came if it is large. Copy it before writing to it.
+        that came, or over shared memory, if it is large. Copy it before writing to it.
 
     Raises:
         CodecError: Unknown dtype, more than 32 axes, a negative or too large axis, data whose
-            length does not match the shape, or a truth value that is neither 0 nor 1.
+            length does not match the shape, a place that is not in shared memory, or a truth value
+            that is neither 0 nor 1.
     """
     code = pb.dtype
     dtype = _DTYPES.get(code)
@@ -140,6 +146,8 @@ def read_tensor(pb: tensor_pb2.Tensor, r: Reader[Any]) -> npt.NDArray[Any]:
     shape = pb.shape[:]
     if len(shape) > MAX_AXES:
         raise CodecError(f"{len(shape)} axes; at most {MAX_AXES} are allowed")
+    if pb.HasField("shared_offset"):
+        return _read_shared(pb, dtype, shape, r)
     data = pb.data
     span = r.resolve(data) if r.ranges else None
     length = len(data) if span is None else span[1]
@@ -160,6 +168,37 @@ def read_tensor(pb: tensor_pb2.Tensor, r: Reader[Any]) -> npt.NDArray[Any]:
         if code == _BOOL and array.view(np.uint8).max() > 1:
             raise CodecError("a truth value that is neither 0 nor 1")
     return array.view(BFloat16Array) if code == _BFLOAT16 else array
+
+
+def _read_shared(
+    pb: tensor_pb2.Tensor, dtype: np.dtype[Any], shape: Sequence[int], r: Reader[Any]
+) -> npt.NDArray[Any]:
+    """Reads an array that lies in shared memory, whose bytes may change at any time."""
+    nbytes = math.prod(check_shape(shape)) * dtype.itemsize
+    if pb.data or not nbytes or pb.dtype == _BOOL:
+        raise CodecError("expected numbers, either in data or in shared memory")
+    array = r.shared_view(dtype, shape, pb.shared_offset, nbytes)
+    return array.view(BFloat16Array) if pb.dtype == _BFLOAT16 else array
+
+
+def take_out(message: Message, memory: SharedMemory, w: Writer) -> None:
+    """Puts the tensors of a message that lie in shared memory into it.
+
+    Args:
+        message: As it was filled; encode it with `w.finish` before anything is freed.
+        memory: Where they lie.
+        w: An unused writer.
+    """
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in value if field.is_repeated else (value,):
+            if not isinstance(part, tensor_pb2.Tensor):
+                take_out(part, memory, w)
+            elif part.HasField("shared_offset"):
+                nbytes = math.prod(part.shape) * _DTYPES[part.dtype].itemsize
+                part.data = w.attach(memory.view(part.shared_offset, nbytes))
+                part.ClearField("shared_offset")
 
 
 def check_shape(axes: Sequence[int]) -> tuple[int, ...]:

@@ -155,6 +155,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         self.latency = LatencyStats()
         self._tables = tables
         self._durable = store
+        self.shares_memory = not store.durable  # a journal needs messages that have everything
         self._writers: OrderedDict[str, Writer] = OrderedDict()
         self._leaving = False
 
@@ -396,8 +397,10 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                         f"table: expected one of the hello's, {told}, got '{name}'"
                     )
                 message.tables = (table,)
+            # Rows wait for the steps that complete them, long after their ack.
+            reader.copies_shared = True
             message.items = items_of(writer.env_id, reader)
-            message.nbytes += _VALUE_BYTES * reader.used()[0]
+            message.nbytes = reader.nbytes + _VALUE_BYTES * reader.used()[0]
         except (CodecError, NotFoundError, InvalidRowError) as error:
             message.refusal = error
         return message

@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.feeds import Feed, MixedFeed, TableFeed
+from rlightning.buffer.parts import pieces_of
 from rlightning.buffer.rendezvous import BLOCKED
 from rlightning.buffer.taken import Taken
 from rlightning.buffer.where import Where
@@ -25,8 +27,9 @@ from rlightning.latency import LatencyStats
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.types import ActionSource
+from rlightning.utils.failpoints import failpoint
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Reader, batch_pieces
+from rlightning.wire import Batch, Reader
 
 from .chunks import sample_responses
 from .tables import Tables
@@ -35,8 +38,6 @@ _LOG = logging.getLogger(__name__)
 
 _MAX_CREDITS = 1024
 _MAX_RANKS = 2**16
-# Batches that were given back, of which an ack may still come.
-_MAX_RETURNED = 64
 # From this size on, a batch is encoded in a thread: putting it together could hold the loop up.
 _THREAD_BYTES = 2**20
 
@@ -51,7 +52,7 @@ class _Sent:
 
 @dataclass(eq=False)
 class Learner:
-    """One session of a learner.
+    """One session of a learner, or what was lent to one before the server started again.
 
     Attributes:
         feed: What its batches come from.
@@ -63,6 +64,7 @@ class Learner:
         present: Whether it has a stream.
         patience: Runs while it has none and its batches are kept for it alone.
         deprived: Whether they were given to others while it was away.
+        left_behind: Whether it had its session with the server of before.
     """
 
     feed: Feed
@@ -74,6 +76,7 @@ class Learner:
     present: bool = True
     patience: asyncio.TimerHandle | None = None
     deprived: bool = False
+    left_behind: bool = False
 
     def takes_over(self, other: Learner) -> bool:
         """Whether the batches that another one leaves behind are for this one."""
@@ -115,19 +118,47 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         self._lease_s = lease_s
         self._learners: list[Learner] = []
         self._numbers = itertools.count(1)
-        self._returned: OrderedDict[int, tuple[Feed, Taken]] = OrderedDict()
+        self._leaving = False
+
+    def take_over(self) -> None:
+        """Keeps what was lent before the start for those who had it, for as long as a lease."""
+        loop = asyncio.get_running_loop()
+        for table in self._tables.values():
+            if table.lending is None:
+                continue
+            for taken in tuple(table.lending.lent.values()):
+                learner = self._left_behind(table, taken)
+                learner.unacked[taken.batch_id] = _Sent(taken)
+                if learner.patience is None:
+                    learner.patience = loop.call_later(self._lease_s, self._lose_patience, learner)
+
+    def _left_behind(self, table: BufferTable, taken: Taken) -> Learner:
+        """Returns whom a batch was lent to before the start."""
+        rank, world_size = taken.rank, taken.world_size
+        for learner in self._learners:
+            same = learner.feed.tables == (table,) and learner.feed.rank == rank
+            if same and learner.client_id == taken.learner:
+                return learner
+        batch_size = 0 if table.serves_rollouts else 1
+        feed = TableFeed(table, batch_size, None, rank, world_size, taken.learner)
+        learner = Learner(feed, taken.learner, present=False, left_behind=True)
+        self._learners.append(learner)
+        return learner
+
+    def leave(self) -> None:
+        """Takes note that the server stops: what is lent stays lent until it is back."""
+        self._leaving = self._store.durable
 
     async def on_open(
         self, session: Session, reader: Reader[pb.SampleRequest]
     ) -> pb.SampleResponse:
         """Lets a learner ask for batches; those it has not acked come again at its first credit."""
         known = isinstance(session.state, Learner)
-        learner = (
-            session.state if known else Learner(self._feed(reader.message.hello), session.client_id)
-        )
+        learner = session.state if known else self._new(reader.message.hello, session.client_id)
         self._refuse_rival(learner)
         if not known:
             session.state = learner
+            self._inherit(learner)
             self._learners.append(learner)
             for table in learner.feed.tables:
                 table.rendezvous.readers += 1
@@ -142,7 +173,26 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         response.welcome.storage_id = self._store.storage_id
         return response
 
-    def _feed(self, hello: pb.SampleHello) -> Feed:
+    def _new(self, hello: pb.SampleHello, client_id: str) -> Learner:
+        return Learner(self._feed(hello, client_id), client_id)
+
+    def _inherit(self, learner: Learner) -> None:
+        """Gives a client what it had before the server started again, for it to ack or get anew."""
+        for other in tuple(self._learners):
+            mine, theirs = learner.feed, other.feed
+            same = mine.tables == theirs.tables and mine.rank == theirs.rank
+            same &= mine.world_size == theirs.world_size
+            if other.left_behind and same and other.client_id == learner.client_id:
+                learner.unacked |= other.unacked
+                self._dismiss(other)
+
+    def _dismiss(self, learner: Learner) -> None:
+        if learner.patience is not None:
+            learner.patience.cancel()
+            learner.patience = None
+        self._learners.remove(learner)
+
+    def _feed(self, hello: pb.SampleHello, client_id: str) -> Feed:
         rank, world_size = hello.rank, hello.world_size or 1
         if not 1 <= world_size <= _MAX_RANKS:
             raise InvalidRequestError(f"world_size: expected 1 to {_MAX_RANKS}, got {world_size}")
@@ -153,7 +203,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         where = self._where(hello) if hello.HasField("where") else None
         if not hello.fractions:
             table = self._tables.named(hello.table)
-            return TableFeed(table, hello.batch_size, where, rank, world_size)
+            return TableFeed(table, hello.batch_size, where, rank, world_size, client_id)
         if hello.table:
             raise InvalidRequestError(f"table: expected none beside fractions, got '{hello.table}'")
         fractions = [(self._tables.named(one.table), one.fraction) for one in hello.fractions]
@@ -211,7 +261,8 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             self._learners.remove(learner)
             for table in learner.feed.tables:
                 table.rendezvous.readers -= 1
-            self._give_back(learner)
+            if not self._leaving:
+                self._give_back(learner)
 
     def _lose_patience(self, learner: Learner) -> None:
         learner.patience = None
@@ -223,7 +274,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
         A learner that was killed would else keep the next one waiting for its resume window.
         """
-        for other in self._learners:
+        for other in tuple(self._learners):
             # Shares of rollouts do not fit another number of learners.
             other_shares = other.feed.world_size != learner.feed.world_size
             away = not other.present and (other.patience is None or other_shares)
@@ -234,14 +285,13 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         if learner.unacked:
             self._give_back(learner)
             learner.deprived = True
+        if learner.left_behind:
+            self._dismiss(learner)
 
-    def _give_back(self, learner: Learner) -> None:
-        for batch_id, sent in reversed(learner.unacked.items()):
+    @staticmethod
+    def _give_back(learner: Learner) -> None:
+        for sent in reversed(learner.unacked.values()):
             learner.feed.give_back(sent.taken)
-            if sent.taken.queued is not None:
-                self._returned[batch_id] = learner.feed, Taken(0, {}, queued=sent.taken.queued)
-        while len(self._returned) > _MAX_RETURNED:
-            self._returned.popitem(last=False)
         learner.unacked.clear()
 
     async def on_message(self, session: Session, reader: Reader[pb.SampleRequest]) -> None:
@@ -265,23 +315,16 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             sent = learner.unacked.pop(batch_id, None)
             if sent is not None:
                 learner.feed.release(sent.taken)
-            else:
-                self._ack_again(learner, batch_id)
+                failpoint("sample.released")
+            else:  # the learner may have got it in a session that is gone
+                learner.feed.release_returned(batch_id)
         else:
             raise InvalidRequestError("expected a credit or an ack")
 
-    def _ack_again(self, learner: Learner, batch_id: int) -> None:
-        """Takes an ack of a batch that the learner may have got in a session that is gone."""
-        feed, taken = self._returned.get(batch_id, (learner.feed, None))
-        if taken is None:
-            learner.feed.release_ready(batch_id - 1)
-        elif feed.tables == learner.feed.tables:
-            feed.release(taken)
-            del self._returned[batch_id]
-
     async def _send_batches(self, learner: Learner, session: Session) -> None:
         for batch_id, sent in tuple(learner.unacked.items()):
-            await self._send(session, batch_id, sent, learner.feed)
+            if (again := self._again(learner, sent)) is not None:
+                await self._send(session, batch_id, again, learner.feed)
         while True:
             while not learner.credits:
                 learner.credited.clear()
@@ -289,13 +332,29 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             taken = await self._next(learner, session)
             learner.credits.popleft()
             sent = _Sent(taken)
-            # Of a rollout the same for every learner and session, so that no ack can mean another.
-            rollout = taken.rollout
-            batch_id = next(self._numbers) if rollout is None else rollout.index + 1
+            batch_id = taken.batch_id or next(self._numbers)
             if taken.leaves:
                 learner.unacked[batch_id] = sent  # first of all, so that it cannot be lost
+                # And known to be lent after a crash, as all that was acked before is to be used.
+                await self._store.settled()
+                failpoint("sample.lent")
             await self._send(session, batch_id, sent, learner.feed)
             self.batches_total += 1
+
+    @staticmethod
+    def _again(learner: Learner, sent: _Sent) -> _Sent | None:
+        """Returns a batch that is sent again; None for one that is not all here any more."""
+        taken = sent.taken
+        if taken.queued is None or taken.sample:
+            return sent
+        (table,) = learner.feed.tables
+        assert table.lending is not None
+        if table.lending.has(taken):
+            sent.taken = table.read_lent(taken)
+            return sent
+        del learner.unacked[taken.batch_id]
+        table.give_back(taken)
+        return None
 
     async def _next(self, learner: Learner, session: Session) -> Taken:
         """Waits for a batch; tells the learner of those who keep it waiting."""
@@ -335,7 +394,7 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
 
 def _encode(batch_id: int, taken: Taken) -> list[Any]:
-    return batch_pieces(Batch(batch_id, taken.columns(), dict(taken.metadata)))
+    return pieces_of(Batch(batch_id, taken.columns(), dict(taken.metadata)))
 
 
 def _report(task: asyncio.Task[None], session: Session) -> None:

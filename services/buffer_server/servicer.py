@@ -11,7 +11,7 @@ import numpy as np
 
 from rlightning.buffer.durable.space import check_space
 from rlightning.buffer.durable.store import DurableStore
-from rlightning.buffer.parts import joined
+from rlightning.buffer.parts import joined, pieces_of
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.remote_buffer import SERVICE
 from rlightning.errors import (
@@ -23,6 +23,7 @@ from rlightning.errors import (
     ResourceExhaustedError,
 )
 from rlightning.latency import LatencyStats
+from rlightning.latency.histogram import EDGES_S
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
 from rlightning.rpc.health import Health
@@ -31,7 +32,7 @@ from rlightning.rpc.protocol import LIBRARY_VERSION, arrival_of, stamp
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.wire import Batch, Limits, Reader, Writer, batch_pieces, fill_value
+from rlightning.wire import Batch, Limits, Reader, Writer, fill_value
 
 from .chunks import get_responses
 from .discards import Discards
@@ -121,6 +122,7 @@ class BufferService:
         await asyncio.to_thread(self._store.open)
         await self._store.begin(on_full=self._disk_full, on_lost=self._disk_lost)
         self._insert.take_over()
+        self._sample.take_over()
         if any(table.producers for table in self._tables.values()):
             loop = asyncio.get_running_loop()
             self._absent = loop.call_later(self._lease_s, self._insert.close_absent)
@@ -137,6 +139,7 @@ class BufferService:
         """Returns once what is stored is as safe as promised; what waits for room comes again."""
         self._draining = True
         self._insert.leave()
+        self._sample.leave()
         await self._store.settled()
 
     async def close(self) -> None:
@@ -177,7 +180,7 @@ class BufferService:
                 found = buffer.get(wanted)
             columns, metadata = joined(found)
             batch = Batch(0, columns, {**metadata, "size": size})
-            pieces = await asyncio.to_thread(batch_pieces, batch)
+            pieces = await asyncio.to_thread(pieces_of, batch)
             for response in get_responses(pieces):
                 yield response
         except IndexError as error:
@@ -252,17 +255,26 @@ class BufferService:
         """Adds the metrics of now."""
         metrics.sessions("Insert", self._writers.sessions)
         metrics.sessions("Sample", self._learners.sessions)
+        shared = self._writers.shared_bytes
+        text = "Tensors of requests that came through shared memory."
+        metrics.counter("shared_memory_bytes_total", text, shared, method="Insert")
         metrics.stages(self._insert.latency)
         metrics.stages(self._sample.latency)
         for table in self._tables.values():
             size, name = table.buffer.size(), table.name
             metrics.gauge("buffer_items", "Transitions or episodes stored.", size, table=name)
             metrics.gauge("buffer_capacity", "Transitions that fit.", table.capacity, table=name)
+            storages = table.buffer.storages.values()
+            nbytes = sum(storage.nbytes for storage in storages)
+            metrics.gauge("buffer_bytes", "Memory for its transitions.", nbytes, table=name)
             for total, text, value in (
                 ("rows_total", "Transitions completed.", table.buffer.counters.completed),
                 ("sampled_total", "Transitions handed to learners.", table.sampled_total),
             ):
                 metrics.counter(f"buffer_{total}", text, value, table=name)
+        if (writes := self._store.journal_writes) is not None:
+            text = "How long writing the journal took, syncing included."
+            metrics.histogram("journal_write_seconds", text, EDGES_S, writes.classic())
         waiting = self._insert.waiting
         metrics.gauge("queue_depth", "What waits, by queue.", waiting, queue="inserts")
         counts = self._insert.counts
@@ -284,6 +296,7 @@ class BufferService:
             "batches_total": self._sample.batches_total,
             **self._store.stats(),
             "inserts_waiting": self._insert.waiting,
+            "shared_bytes": self._writers.shared_bytes,
             "sessions": describe_sessions(self._writers.sessions),
             "learners": describe_sessions(self._learners.sessions),
             "tables": {name: table.stats() for name, table in self._tables.items()},

@@ -36,6 +36,7 @@ from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import Writer, fill_env_meta, fill_value
 
 from .driver import Driver
+from .spans import SpanExport
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class EnvService:
         self._control = ActorControl()
         self._groups: list[HostedGroup] = []
         self._driver: Driver | None = None
+        self._spans: SpanExport | None = None
         env = config.services.env
         self._quorum = Quorum(env.min_clients, env.clients_timeout_s, "services.env.min_clients")
         self._clients = SessionRegistry(env.rpc, f"/{SERVICE}/Attach")
@@ -98,8 +100,8 @@ class EnvService:
         """Makes and resets the envs, and starts their actors, which wait for their servers.
 
         Raises:
-            ConfigError: An env is not known, there is none and no client is waited for, or a server
-                that actors need has no address.
+            ConfigError: An env is not known, there is none and no client is waited for, a server
+                that actors need has no address, or spans shall go where nothing can send them.
             EnvError: An env could not be made or reset.
         """
         config, services = self._config, self._config.services
@@ -127,6 +129,8 @@ class EnvService:
             config, acted, self._control, quorum=self._quorum, on_failure=self._cannot_go_on
         )
         self._driver.start()
+        if config.log.otlp_endpoint is not None:
+            self._spans = SpanExport(self._driver.traces, config.log.otlp_endpoint)
         self._waiting = asyncio.create_task(self._wait_for_clients())
         rows = sum(group.meta.num_envs or 0 for group in self._groups)
         _LOG.info("%d rows in %d groups are reset", rows, len(self._groups))
@@ -143,6 +147,8 @@ class EnvService:
             self._waiting.cancel()
         if self._driver is not None:
             await self._driver.stop(0.0)
+        if self._spans is not None:
+            await self._spans.close()
         for group in self._groups:
             await group.close()
 

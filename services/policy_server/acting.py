@@ -81,6 +81,8 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
 
     request_type = pb.ActRequest
     response_type = pb.ActResponse
+    # Rows are copied into the batch before the policy gets them.
+    shares_memory = True
 
     def __init__(self, rpc: RpcConfig) -> None:
         self.hosts: PolicyHosts | None = None

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from rlightning.errors import (
@@ -128,6 +129,10 @@ class PolicyService:
     def measure(self, metrics: Metrics) -> None:
         """Adds the metrics of now."""
         metrics.sessions("Act", self._registry.sessions)
+        text = "Tensors of requests that came through shared memory."
+        metrics.counter(
+            "shared_memory_bytes_total", text, self._registry.shared_bytes, method="Act"
+        )
         if self._hosts is not None:
             for name, host in self._hosts.by_name.items():
                 measure_policy(metrics, name, host)
@@ -175,8 +180,12 @@ class PolicyService:
                 reason="WEIGHTS_TOO_LARGE",
             )
         lease.keep(header.learner_id)
-        digest = hashlib.sha256()
-        parts: list[bytes] = []
+        digest, data = hashlib.sha256(), BytesIO()
+
+        def take(chunk: bytes) -> None:
+            digest.update(chunk)
+            data.write(chunk)
+
         async for request in requests:
             lease.keep(header.learner_id)
             upload.nbytes += len(request.chunk)
@@ -191,16 +200,14 @@ class PolicyService:
                     f"policy.max_weights_bytes of the server, {cap}",
                     reason="WEIGHTS_TOO_LARGE",
                 )
-            parts.append(request.chunk)
-            await asyncio.to_thread(digest.update, parts[-1])
+            await asyncio.to_thread(take, request.chunk)
         received = upload.nbytes
         if received != header.total_bytes or digest.digest() != header.sha256:
             raise InvalidRequestError(
                 f"{received} of {header.total_bytes} bytes came, with SHA-256 "
                 f"{digest.hexdigest()}, expected {header.sha256.hex()}"
             )
-        data = await asyncio.to_thread(b"".join, parts)
-        return Weights(header.policy_version, data, header.sha256)
+        return Weights(header.policy_version, data.getvalue(), header.sha256)  # copies nothing
 
     async def _pull_weights(
         self, request: pb.PullWeightsRequest, context: Context
@@ -249,6 +256,7 @@ class PolicyService:
         stats = {
             **described.pop(DEFAULT_POLICY),
             "sessions": describe_sessions(self._registry.sessions),
+            "shared_bytes": self._registry.shared_bytes,
         }
         if described:
             stats["policies"] = described

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from rlightning.utils.config import load_config
-from tests.monitoring import MONITORING, alerts, expressions, panels, selectors
+from tests.monitoring import DASHBOARD, MONITORING, alerts, expressions, panels, selectors
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = "docs/runbook.md"
@@ -69,6 +73,29 @@ def test_panels_do_not_overlap():
     ]
     assert len(taken) == len(set(taken))
     assert max(x for x, _ in taken) < 24
+
+
+def test_grafana_knows_every_field_of_the_dashboard():
+    plugins.register_default_plugins()
+    written = json.loads(DASHBOARD.read_text())
+    # What the models of Grafana do not know is lost on the way.
+    known = json.loads(
+        JSONEncoder(sort_keys=True, indent=None).encode(Dashboard.from_json(written))
+    )
+    assert list(lost(written, known)) == []
+    assert list(lost({**written, "panel": []}, known)) == ["panel"]
+
+
+def lost(before, after, path=""):
+    """Yields where a part is missing, or another one."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in before.items():
+            yield from lost(value, after.get(key), f"{path}.{key}".lstrip("."))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, pair in enumerate(zip(before, after, strict=True)):
+            yield from lost(*pair, f"{path}.{index}")
+    elif before != after:
+        yield path
 
 
 @pytest.mark.parametrize("name", ["prometheus", "grafana"])

@@ -189,6 +189,21 @@ async def test_many_readers_at_once_and_one_too_many_is_told_so():
         await assert_eventually(answered)
 
 
+async def test_silent_connections_keep_no_reader_out():
+    async with serving() as (_, server, address), contextlib.AsyncExitStack() as stack:
+        reader = await stack.enter_async_context(Reader(address))
+        silent = [await connect(address) for _ in range(2 * MAX_CLIENTS)]
+        for _, writer in silent:
+            stack.callback(writer.close)
+        await assert_eventually(lambda: len(server._clients) == MAX_CLIENTS)
+        for _ in range(3):
+            assert (await asyncio.wait_for(ask(address, "GET / HTTP/1.1"), 5))[0] == 200
+        # The oldest had to go, and no reader.
+        assert await silent[0][0].read() == b""
+        assert not silent[-1][0].at_eof()
+        assert not reader.stream.at_eof()
+
+
 async def test_a_slow_reader_gets_fewer_events_but_every_point():
     state = {"filler": "x" * 250_000}
     async with serving() as (feed, _, address), Reader(address) as reader:

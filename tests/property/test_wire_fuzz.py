@@ -7,6 +7,7 @@ for new ones.
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 from strategies import (
@@ -29,6 +30,7 @@ from rlightning.v1 import (
     tensor_pb2,
 )
 from rlightning.wire import Limits, Reader, Writer
+from rlightning.wire.shared import SharedMemory, open_shared
 
 LIMITS = Limits(max_bytes=2**16, max_leaves=200, max_depth=8)
 
@@ -151,3 +153,37 @@ def test_mutated_messages_are_read_alike_or_refused_alike(kind, data):
 def test_arbitrary_bytes_are_read_alike_or_refused_alike(kind, data):
     message_type, read_item, _ = KINDS[kind]
     assert_agree(message_type, read_item, data)
+
+
+@examples(100)
+@given(data=st.data())
+def test_mutated_references_to_shared_memory_are_read_within_it_or_refused(data):
+    memory = SharedMemory(4096, min_bytes=1)
+    there = open_shared(memory.offer, max_bytes=4096)
+    w, message = Writer(splice_bytes=1, memory=memory), policy_service_pb2.ActRequest()
+    wire.fill_env_ret(message.step.env_ret, data.draw(env_rets()), w)
+    mutated = data.draw(mutations(w.finish(message)))
+    memory.withdraw()
+    try:
+        r = Reader(policy_service_pb2.ActRequest, mutated, limits=LIMITS, memory=there)
+        assert_bounded(wire.read_env_ret(r.message.step.env_ret, r).observation, there)
+    except CodecError:
+        pass
+
+
+def assert_bounded(value, there):
+    """Touches every byte; arrays over shared memory end within it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            assert_bounded(item, there)
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        whole = np.frombuffer(there, np.uint8)
+        if np.may_share_memory(value, whole):
+            assert end_of(value) <= end_of(whole)
+        value.tobytes()
+
+
+def end_of(array):
+    return array.__array_interface__["data"][0] + array.nbytes

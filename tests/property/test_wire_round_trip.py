@@ -34,6 +34,7 @@ from rlightning.v1 import (
     tensor_pb2,
 )
 from rlightning.wire import Reader, Writer
+from rlightning.wire.shared import SharedMemory, open_shared
 
 NEVER = 2**62
 # From one byte on, everything is spliced: small messages then exercise what large ones do.
@@ -63,6 +64,22 @@ KINDS = {
     ),
     "batch": (buffer_service_pb2.Batch, wire.fill_batch, wire.read_batch, BATCHES),
 }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@examples(60)
+@given(data=st.data(), room=st.sampled_from([0, 2, 40]))
+def test_round_trip_through_shared_memory_with_room_for_all_some_or_none(kind, data, room):
+    message_type, fill, read_item, strategy = KINDS[kind]
+    item = data.draw(strategy)
+    memory = SharedMemory(64 * (1 + room), min_bytes=1)
+    there = open_shared(memory.offer, max_bytes=2**20)
+    w, message = Writer(splice_bytes=1, memory=memory), message_type()
+    fill(message, item, w)
+    encoded = w.finish(message)
+    r = Reader(message_type, encoded, memory=there)
+    assert_same(read_item(r.message, r), item)
+    assert room or not r.shared_bytes
 
 
 @pytest.mark.parametrize("kind", KINDS)

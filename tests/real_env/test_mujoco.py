@@ -18,7 +18,7 @@ def directly(task, rows, actions):
 
 @pytest.mark.parametrize(
     ("task", "rows", "mode"),
-    [("HalfCheetah-v5", 1, "auto"), ("Hopper-v5", 3, "sync"), ("Hopper-v5", 2, "async")],
+    [("HalfCheetah-v5", 1, "auto"), ("Hopper-v5", 3, "sync"), ("Hopper-v5", 2, "independent")],
 )
 async def test_transitions_are_those_of_the_env_itself(tmp_path, task, rows, mode):
     env = {"backend": "mujoco", "task": task, "num_envs": rows, "vectorization_mode": mode}

@@ -34,10 +34,12 @@ from rlightning.errors import ClusterError, ConfigError
 from rlightning.utils.config import MainConfig
 from rlightning.utils.config.environment import child_environment
 
+ENV = {"name": "e", "backend": "gymnasium", "task": "CartPole-v1"}
+INDEPENDENT = {**ENV, "vectorization_mode": "independent"}
+
 
 def make_config(**sections):
-    env = {"name": "e", "backend": "gymnasium", "task": "CartPole-v1"}
-    return MainConfig.from_dict({"env": [env, env], **sections})
+    return MainConfig.from_dict({"env": [ENV, ENV], **sections})
 
 
 @pytest.mark.parametrize(
@@ -262,6 +264,7 @@ def test_several_learners_need_what_they_can_share(sections, world_size, in_proc
         ({"services": {"policy": {"replicas": 2}}}, "services.policy.replicas"),
         ({"services": {"policy": {"addresses": ["h:1", "h:2"]}}}, "services.policy.addresses"),
         ({"policy": {"named": {"frozen": {}}}}, "policy.named"),
+        ({"env": INDEPENDENT}, "env.vectorization_mode independent"),
         ({"services": {"env": {"min_clients": 1}}}, "services.env.min_clients"),
         ({"buffer": {"tables": {"default": {}}}}, "buffer.tables"),
         ({"buffer": {"storage": {"type": "sharded", "num_shards": 2}}}, "buffer.storage.type"),

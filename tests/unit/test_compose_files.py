@@ -15,7 +15,6 @@ import yaml
 from rlightning.cli.app import app
 from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import MALLOC_ENV
-from rlightning.errors import ConfigError
 from rlightning.utils.config import load_config
 from tests.manifests import left_to_the_run
 
@@ -198,14 +197,13 @@ def test_config_keys_among_the_settings_exist_and_show_their_defaults():
     assert load_config(FILES, environ=keys) == load_config(FILES, environ={})
 
 
-def test_the_setting_for_a_durable_buffer_fits_a_config_with_replay_and_no_other():
-    replay = [ROOT / "configs" / "cartpole_dqn.yaml", FILES[1]]
-    buffer = load_config(replay, environ=DURABLE).buffer
+@pytest.mark.parametrize("config", ["cartpole.yaml", "cartpole_dqn.yaml"])
+def test_the_setting_for_a_durable_buffer_fits_every_config(config):
+    files = [ROOT / "configs" / config, FILES[1]]
+    buffer = load_config(files, environ=DURABLE).buffer
     assert (buffer.durability, buffer.restore) == ("process", "latest")
     assert Path(buffer.data_dir).parts[:2] == ("/", "buffer")
-    assert buffer.capacity == load_config(replay, environ={}).buffer.capacity
-    with pytest.raises(ConfigError, match="data_dir: not with type 'RolloutBuffer'"):
-        load_config(FILES, environ=DURABLE)
+    assert buffer.capacity == load_config(files, environ={}).buffer.capacity
 
 
 @pytest.mark.parametrize("config", ["cartpole.yaml", "cartpole_dqn.yaml", "minimal.yaml"])

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from rlightning.errors import ConfigError
 from rlightning.utils.config import (
     BufferConfig,
+    ClientAuthConfig,
     Config,
     EnvConfig,
     MainConfig,
@@ -137,9 +138,22 @@ def test_diff_names_leaves():
     assert diff_configs(left, left) == []
     assert diff_configs(left, right) == [
         ("env.0.num_envs", 1, 4),
-        ("env.0.env_kwargs", {}, "(absent)"),
         ("env.0.env_kwargs.x", "(absent)", 1),
     ]
+
+
+def test_diff_has_one_entry_for_a_section_that_a_config_lacks():
+    left, right = MainConfig(env=[make_env()]), MainConfig()
+    right.services.policy.auth = ClientAuthConfig(token="t")
+    right.services.python_path = ["a"]
+    env = make_env().model_dump(exclude_defaults=True)
+    assert env
+    assert diff_configs(left, right) == [
+        ("env.0", env, "(absent)"),
+        ("services.policy.auth", None, {"token": "t"}),
+        ("services.python_path", [], ["a"]),
+    ]
+    assert diff_configs(right, left)[0] == ("env.0", "(absent)", env)
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b"])

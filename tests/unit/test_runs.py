@@ -5,6 +5,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+from rlightning.cluster.past_runs import outcome_of
 from rlightning.cluster.runs import Run, run_name
 from rlightning.env.episodes import EpisodeRecord
 from rlightning.utils.config import MainConfig, load_config
@@ -22,7 +23,7 @@ def test_a_run_has_its_files(tmp_path):
     assert load_config([run.config_file], environ={}) == config
     manifest = json.loads((run.path / "manifest.json").read_text())
     assert manifest["command"] == ["rlightning", "train", "x.yaml"]
-    assert manifest["outcome"] == "running"
+    assert manifest["outcome"] == "starting"
     assert manifest["versions"]["numpy"]
     assert run.logs.is_dir()
     assert run.checkpoints.is_dir()
@@ -35,6 +36,7 @@ def test_latest_is_the_last_run_that_began(tmp_path):
     assert not latest.exists()
     first.begin()
     assert latest.resolve() == first.path.resolve()
+    assert [outcome_of(run.path) for run in (first, second)] == ["running", "starting"]
     second.begin()
     assert latest.resolve() == second.path.resolve()
 

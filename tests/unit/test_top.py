@@ -1,6 +1,7 @@
 """What `rlightning top` looks at, and how it shows it."""
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
@@ -10,6 +11,7 @@ from rlightning.cluster.runs import Run
 from rlightning.cluster.sight import find_sight
 from rlightning.cluster.snapshot import EpisodeView, ServiceView, Snapshot, TableView
 from rlightning.errors import ConfigError
+from rlightning.testing import wait_until
 from rlightning.utils.config import ClientAuthConfig, MainConfig
 
 SUMMARY = {"count": 3, "mean": 0.002, "p50": 0.001, "p90": 0.002, "p99": 0.003, "max": 0.004}
@@ -76,6 +78,54 @@ def test_each_replica_of_the_policy_server_is_looked_at(tmp_path):
         ("buffer", "h:2"),
         ("env", "h:3"),
     ]
+
+
+def test_a_run_that_is_starting_is_waited_for(tmp_path, monkeypatch):
+    """Before, the one before it was shown, whose services are all gone."""
+    config, old = make_run(tmp_path, policy="h:1", buffer="h:2", env="h:3")
+    old.finish("finished")
+    for service in (config.services.policy, config.services.buffer, config.services.env):
+        service.listen[0].address = "127.0.0.1:0"
+    file = write(tmp_path, config)
+    monkeypatch.chdir(tmp_path)
+    for names in ([], ["latest"], [file], None):
+        new = Run.create(config, command=[])
+        said = []
+
+        def begin(new=new, said=said):
+            wait_until(lambda: said)
+            for name in ADDRESSES:
+                getattr(config.services, name).listen[0].address = "127.0.0.1:5"
+            new.save_config(config)
+            new.begin()
+
+        beginner = threading.Thread(target=begin)
+        beginner.start()
+        sight = find_sight([str(new.path)] if names is None else names, report=said.append)
+        beginner.join()
+        assert sight.run == new.path.resolve()
+        assert {target.address for target in sight.targets} == {"127.0.0.1:5"}
+        (line,) = said
+        assert "waits for the start of" in line
+        for name in ADDRESSES:
+            getattr(config.services, name).listen[0].address = "127.0.0.1:0"
+
+
+def test_a_run_whose_start_failed_or_was_killed_is_not_waited_for(tmp_path, monkeypatch):
+    config, old = make_run(tmp_path, policy="h:1", buffer="h:2", env="h:3")
+    killed = Run.create(config, command=[])
+    killed.manifest["pid"] = 2**22 + 1  # above the highest
+    killed._save_manifest()
+    monkeypatch.chdir(tmp_path)
+    assert find_sight([]).run == old.path.resolve()
+    long_ago = Run.create(config, command=[])
+    long_ago.manifest["start"] = "2020-01-01T00:00:00.000+00:00"
+    long_ago._save_manifest()
+    assert find_sight([]).run == old.path.resolve()
+    failed = Run.create(config, command=[])
+    (failed.logs / "env_server.log").write_text("no luck\n")
+    failed.finish("failed")
+    assert find_sight([]).run == old.path.resolve()
 
 
 @pytest.mark.parametrize(

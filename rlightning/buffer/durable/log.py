@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rlightning.buffer.durable.files import SyncError
 from rlightning.buffer.durable.journal import Entry, Journal
 from rlightning.errors import ResourceExhaustedError
+from rlightning.latency import SlidingHistogram
 from rlightning.rpc.status import DISK_FULL
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class Log:
     Attributes:
         end: Position after the last record appended.
         failure: Why nothing can be written now; None while it can.
+        writes: How long writing took, each time, what the durability asks of the disk included.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Log:
     ) -> None:
         self.end = journal.end
         self.failure: OSError | None = None
+        self.writes = SlidingHistogram()
         self._journal = journal
         self._on_full = on_full
         self._on_lost = on_lost
@@ -101,6 +105,7 @@ class Log:
         try:
             while self._pending:
                 batch = tuple(self._pending)
+                begun = time.monotonic()
                 try:
                     await loop.run_in_executor(self._thread, self._journal.write, batch)
                 except OSError as error:
@@ -108,6 +113,7 @@ class Log:
                     await asyncio.sleep(_RETRY_S)
                     continue
                 self._set_failure(None)
+                self.writes.record(time.monotonic() - begun)
                 for _ in batch:
                     self._pending.popleft()
                 self._settled = batch[-1].end

@@ -32,11 +32,17 @@ class Kind(IntEnum):
     PRIORITIES = 9
     """Priorities were set; `table`, and the encoded request."""
     DRAWN = 10
-    """A batch was drawn; `table`, `rank`, `world_size`, `sampled`, `limiter`: the state of the rate
-    limiter, and `rng`: that of the generator after it."""
+    """A batch that stays was drawn; `table`, `rank`, `world_size`, `sampled`, `limiter`: the state
+    of the rate limiter, and `rng`: that of the generator after it."""
     DISCARD = 11
     """An episode of an env was discarded; `table`, `env`, `request`, and `discarded` (how many
     transitions)."""
+    LEND = 12
+    """A batch that leaves was lent; `table`, `count`, `rank`, `world_size`, `learner`."""
+    USED = 13
+    """It was used; `table`, `rank`, `batch`, and whether it was `returned` before."""
+    RETURN = 14
+    """It was given back; `table`, `rank`, `batch`."""
 
 
 def encode(fields: dict[str, Any], data: bytes = b"") -> tuple[bytes, ...]:

@@ -248,7 +248,7 @@ class Recovery:
             if fields["storage_id"] != self.storage_id:
                 self.writers = {}
                 for table in self._tables.values():
-                    table.producers.orphan()
+                    table.orphan()
             self.storage_id = fields["storage_id"]
         elif kind == Kind.WRITER:
             self.writers[fields["writer"]] = WriterMark(fields["env"], fields["next"])

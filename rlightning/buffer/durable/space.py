@@ -65,9 +65,16 @@ def _disk(config: BufferConfig) -> tuple[int, str]:
     if config.max_bytes is not None:
         return factor * config.max_bytes, f"{how} x buffer.max_bytes {config.max_bytes:,}"
     sections: list[BufferConfig] = [*config.tables.values()] or [config]
-    rows = sum(section.capacity for section in sections)
+    rows = sum(map(_rows, sections))
     least = f"{how} x {rows:,} transitions (buffer.capacity) of at least {_LEAST_ROW_BYTES} bytes"
     return factor * rows * _LEAST_ROW_BYTES, least
+
+
+def _rows(config: BufferConfig) -> int:
+    """Returns how many transitions a table holds at least when it is full."""
+    if config.type == "RolloutBuffer":
+        return (config.max_rollouts + 1) * config.rollout_length  # of each row that comes
+    return config.capacity
 
 
 def _size(folder: Path) -> int:

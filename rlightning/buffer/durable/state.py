@@ -1,9 +1,9 @@
 """The state of a storage and its sampler as nested values, and back.
 
-This one module knows what of each object outlives the process, so that it is read in one place; a
-test compares its lists with the attributes that the objects have. Columns come as `Frozen`, which
-costs nothing now; what is small is copied. The values hold nothing else but dicts, lists, numbers,
-text, None and arrays.
+This module, and `leaving` beside it, know what of each object outlives the process, so that it is
+read in one place; a test compares their lists with the attributes that the objects have. Columns
+come as `Frozen`, which costs nothing now; what is small is copied. The values hold nothing else but
+dicts, lists, numbers, text, None and arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from rlightning.buffer.utils.observations import Observations
 from rlightning.buffer.utils.pool import Pool
 from rlightning.buffer.utils.storage import Storage
 from rlightning.buffer.utils.texts import Texts
-from rlightning.errors import ReplayError
 from rlightning.wire import decode_env_meta, encode_env_meta
 
 State = dict[str, Any]
@@ -49,13 +48,11 @@ class Stored(Protocol):
 
 
 def dump_storage(storage: Storage) -> State:
-    """Returns what a storage holds, open episodes included."""
+    """Returns what a storage holds, open episodes included; rollouts are in `leaving`."""
     groups = [group for group in storage._groups.values() if isinstance(group, EpisodeGroup)]
-    if len(groups) < len(storage._groups):
-        raise ReplayError("rollouts are kept in memory only")
     return {
         "container": _dump_container(storage.container),
-        "groups": [_dump_group(group) for group in groups],
+        "groups": [_dump_episodes(group) for group in groups],
         "removed": storage._removed.to_dict(),
     }
 
@@ -64,7 +61,7 @@ def load_storage(storage: Storage, state: State) -> None:
     """Puts into an empty storage what `dump_storage` returned of another."""
     _load_container(storage.container, state["container"])
     for one in state["groups"]:
-        group = _load_group(storage, one)
+        group = _load_episodes(storage, one)
         storage._groups[group.env_id] = group
     _load_counters(storage._removed, state["removed"])
 
@@ -201,9 +198,28 @@ def _load_pool(pool: Pool, state: State) -> None:
 # Open episodes.
 
 
-def _dump_group(group: EpisodeGroup) -> State:
-    answers = group._answers
+def _dump_episodes(group: EpisodeGroup) -> State:
     steps = group.highest + 1 if group.rows else 0
+    apart = group._apart[:steps].copy()
+    return {**dump_group(group, steps), "last": group._last.copy(), "apart": apart}
+
+
+def _load_episodes(storage: Storage, state: State) -> Group:
+    group = storage._staged(decode_env_meta(state["meta"]))
+    assert isinstance(group, EpisodeGroup)
+    load_group(group, state)
+    group._last[...] = state["last"]
+    group._apart = np.zeros((group._length, group.rows), np.bool_)
+    if "apart" in state:
+        group._apart[: len(state["apart"])] = state["apart"]
+    else:  # an older version wrote all of the next observations
+        group._apart[:] = True
+    return group
+
+
+def dump_group(group: Group, steps: int) -> State:
+    """Returns the rows of an env, with the first steps of their columns."""
+    answers = group._answers
     return {
         "meta": encode_env_meta(group.meta),
         "schema": None if group.schema is None else _dump_schema(group.schema),
@@ -225,15 +241,13 @@ def _dump_group(group: EpisodeGroup) -> State:
         "episode": group._episode.copy(),
         "step": group._step.copy(),
         "next_episode": group._next_episode,
-        "last": group._last.copy(),
         "counters": group.counters.to_dict(),
         "nbytes": group.nbytes,
     }
 
 
-def _load_group(storage: Storage, state: State) -> Group:
-    group = storage._staged(decode_env_meta(state["meta"]))
-    assert isinstance(group, EpisodeGroup)
+def load_group(group: Group, state: State) -> None:
+    """Puts into a new group what `dump_group` returned of another."""
     group._set_rows(state["rows"])
     group._length = state["length"]
     group.schema = None if state["schema"] is None else _load_schema(state["schema"])
@@ -247,12 +261,11 @@ def _load_group(storage: Storage, state: State) -> Group:
     group._warned = state["warned"]
     if group.rows:
         group._move(np.arange(group.rows), state["positions"])
-    for name in ("state", "tail", "episode", "step", "last"):
+    for name in ("state", "tail", "episode", "step"):
         getattr(group, f"_{name}")[...] = state[name]
     group._next_episode = state["next_episode"]
     group.nbytes = state["nbytes"]
     _load_counters(group.counters, state["counters"])
-    return group
 
 
 def _dump_schema(schema: Schema) -> State:

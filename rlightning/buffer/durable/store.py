@@ -21,6 +21,7 @@ from rlightning.buffer.durable.recovery import Discard, Recovery, WriterMark
 from rlightning.buffer.durable.tables import TableJournal, dump_table, saved_config
 from rlightning.buffer.pipeline import Item
 from rlightning.errors import PreconditionError, ResourceExhaustedError
+from rlightning.latency import SlidingHistogram
 from rlightning.rpc.status import DISK_FULL, NO_DATA_DIR
 from rlightning.utils.config import BufferConfig
 from rlightning.utils.failpoints import failpoint
@@ -123,6 +124,10 @@ class DurableStore:
         directory, recovery = self._directory, self._recovery
         if directory is None or recovery is None:
             return
+        if not recovery.storage_id:
+            self.writers.clear()
+            for table in self._tables.values():
+                table.orphan()
         if self.durable:
             journal = Journal(
                 directory.journal,
@@ -137,10 +142,6 @@ class DurableStore:
                 self.storage_id = recovery.storage_id
             config = {name: saved_config(table) for name, table in self._tables.items()}
             self._append(Kind.START, {"storage_id": self.storage_id, "config": config})
-        if not recovery.storage_id:
-            self.writers.clear()
-            for table in self._tables.values():
-                table.producers.orphan()
         if recovery.left_behind and self.durable:
             await self.checkpoint()  # so that the journal that was left behind is never read again
         await self.settled()
@@ -289,10 +290,15 @@ class DurableStore:
 
     def _nbytes(self) -> int:
         return sum(
-            storage.container.nbytes
+            storage.nbytes
             for table in self._tables.values()
             for storage in table.buffer.storages.values()
         )
+
+    @property
+    def journal_writes(self) -> SlidingHistogram | None:
+        """How long writing the journal took, each time; None without one."""
+        return None if self._log is None else self._log.writes
 
     def stats(self) -> dict[str, Any]:
         """Returns figures about it, for people."""

@@ -9,6 +9,12 @@ from typing import Any
 import numpy as np
 
 from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.durable.leaving import (
+    dump_lending,
+    dump_rollouts,
+    load_lending,
+    load_rollouts,
+)
 from rlightning.buffer.durable.log import Log
 from rlightning.buffer.durable.records import Kind, encode
 from rlightning.buffer.durable.state import (
@@ -19,6 +25,7 @@ from rlightning.buffer.durable.state import (
     load_sampler,
     load_storage,
 )
+from rlightning.buffer.taken import Taken
 from rlightning.errors import ConfigError
 from rlightning.types import EnvMeta
 from rlightning.wire import decode_env_meta, encode_env_meta
@@ -66,7 +73,7 @@ class TableJournal:
         self._append(Kind.PRIORITIES, data, count=len(arrays[0]))
 
     def drawn(self, rank: int, world_size: int) -> None:
-        """A batch was drawn, for one of several learners."""
+        """A batch that stays was drawn, for one of several learners."""
         table = self._table
         self._append(
             Kind.DRAWN,
@@ -76,6 +83,24 @@ class TableJournal:
             limiter=None if table.limiter is None else table.limiter.sampled,
             rng=dump_rng(table.sampler.generator(rank, world_size)),
         )
+
+    def lent(self, taken: Taken) -> None:
+        """A batch that leaves was lent to a learner."""
+        self._append(
+            Kind.LEND,
+            count=taken.units,
+            rank=taken.rank,
+            world_size=taken.world_size,
+            learner=taken.learner,
+        )
+
+    def used(self, rank: int, batch_id: int, *, returned: bool) -> None:
+        """It was used, perhaps after it was given back."""
+        self._append(Kind.USED, rank=rank, batch=batch_id, returned=returned)
+
+    def given_back(self, taken: Taken) -> None:
+        """It was given back."""
+        self._append(Kind.RETURN, rank=taken.rank, batch=taken.batch_id)
 
 
 def apply(table: BufferTable, kind: int, fields: Mapping[str, Any], data: memoryview) -> None:
@@ -91,6 +116,8 @@ def apply(table: BufferTable, kind: int, fields: Mapping[str, Any], data: memory
         table.sampled_total = fields["sampled"]
         if table.limiter is not None and fields["limiter"] is not None:
             table.limiter.sampled = fields["limiter"]
+    elif kind in (Kind.LEND, Kind.USED, Kind.RETURN):
+        _apply_lending(table, kind, fields)
     elif kind == Kind.PRIORITIES:
         count = fields["count"]
         numbers = np.frombuffer(data, np.int64)
@@ -99,6 +126,21 @@ def apply(table: BufferTable, kind: int, fields: Mapping[str, Any], data: memory
         table.update_priorities(numbers[:count], priorities, generations)
     else:
         raise ValueError(f"no record of a table: {kind}")
+
+
+def _apply_lending(table: BufferTable, kind: int, fields: Mapping[str, Any]) -> None:
+    """Does what becomes of batches that leave the table."""
+    if table.lending is None:
+        raise ValueError("no batch leaves this table")
+    if kind == Kind.LEND:
+        lent = table.lend(fields["count"], fields["rank"], fields["world_size"], fields["learner"])
+        if lent is None:
+            raise ValueError("there is no such batch")
+    elif kind == Kind.USED and fields["returned"]:
+        table.release_returned(fields["rank"], fields["batch"])
+    else:
+        taken = table.lending.lent[fields["rank"], fields["batch"]]
+        (table.release if kind == Kind.USED else table.give_back)(taken)
 
 
 def _apply_ending(
@@ -125,6 +167,8 @@ def dump_table(table: BufferTable) -> dict[str, Any]:
     """Returns what a table holds; its columns are `Frozen`."""
     return {
         "storage": dump_storage(table.buffer.storages[0]),
+        "rollouts": dump_rollouts(table.buffer.storages[0]),
+        "lending": None if table.lending is None else dump_lending(table.lending),
         "sampler": dump_sampler(table.sampler),
         "sampled_total": table.sampled_total,
         "limiter": table.limiter_state(),
@@ -135,6 +179,9 @@ def dump_table(table: BufferTable) -> dict[str, Any]:
 def load_table(table: BufferTable, state: Mapping[str, Any]) -> None:
     """Puts into an empty table what `dump_table` returned of another."""
     load_storage(table.buffer.storages[0], state["storage"])
+    load_rollouts(table.buffer.storages[0], state.get("rollouts"))
+    if table.lending is not None:
+        load_lending(table.lending, state["lending"])
     load_sampler(table.sampler, state["sampler"])
     table.sampled_total = state["sampled_total"]
     table.restore_limiter(state["limiter"])
@@ -148,7 +195,13 @@ def saved_config(table: BufferTable) -> dict[str, Any]:
     sampler = config.sampler
     assert sampler is not None  # the config's validator sets one
     limiter = table.limiter
+    leaves: dict[str, Any] = {}
+    if table.serves_rollouts:
+        leaves = {"rollout_length": config.rollout_length, "max_rollouts": config.max_rollouts}
+    elif table.queue is not None:
+        leaves = {"rate_limiter.queue_size": "a queue"}  # of any size
     return {
+        **leaves,
         "type": config.type,
         "capacity": config.capacity,
         "auto_truncate_episode": config.auto_truncate_episode,

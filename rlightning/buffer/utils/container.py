@@ -4,53 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rlightning.buffer.utils.compressed import Codec
-from rlightning.buffer.utils.episode_registry import EpisodeRegistry, ranges
 from rlightning.buffer.utils.fitting import (
     as_columns,
     as_lengths,
     count_of,
     ends_of,
     mismatch,
-    outputs,
-    stored_leaf,
-    window,
+    with_next_observations,
     with_policy_action,
     with_policy_layout,
 )
 from rlightning.buffer.utils.frozen import before_write
-from rlightning.buffer.utils.indexing import Index, locate
-from rlightning.buffer.utils.layout import (
-    Array,
-    Layout,
-    map_arrays,
-)
-from rlightning.buffer.utils.observations import Observations, Place
-from rlightning.buffer.utils.texts import Texts
-from rlightning.buffer.utils.watcher import Slots, Watcher
-from rlightning.errors import ConfigError, InvalidRowError, ReplayError, StorageFullError
+from rlightning.buffer.utils.layout import Array, Layout
+from rlightning.buffer.utils.observations import Place
+from rlightning.buffer.utils.stored_rows import StoredRows
+from rlightning.buffer.utils.watcher import Slots
+from rlightning.errors import InvalidRowError, ReplayError, StorageFullError
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["circular", "fixed"]
-Unit = Literal["transition", "episode"]
-Removal = Literal["fifo", "lifo", "priority"]
 
-USE_BYTES = 4
-"""What is kept for each transition before the first one is stored, in bytes."""
-
-_OWN_BYTES = USE_BYTES + 8 + 1  # afterwards also its generation, and whether another follows
-
-_NO_SLOTS = np.zeros(0, np.intp)
-
-
-class DataContainer:
+class DataContainer(StoredRows):
     """Columns of `capacity` transitions; nested values keep their structure.
 
     The first push fixes names, dtypes and shapes. Memory is allocated then, and kept by `clear`. An
@@ -82,111 +61,14 @@ class DataContainer:
         ConfigError: Another device than the CPU.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        mode: Mode = "circular",
-        unit: Unit = "transition",
-        device: str = "cpu",
-        *,
-        frame_stack: Mapping[str, int] | None = None,
-        removal: Removal = "fifo",
-        compression: Mapping[str, Codec] | None = None,
-    ) -> None:
-        if device != "cpu":
-            raise ConfigError(f"storage.device: {device!r} is not supported, only 'cpu' is")
-        self.capacity = capacity
-        self.mode = mode
-        self.unit = unit
-        self.pointer = 0
-        self.pushed_total = 0
-        self.changes = 0
-        self.data_use_counter = np.full(capacity, -1, np.int32)
-        self.generation = np.zeros(0, np.int64)  # allocated with the columns
-        self.episode_registry = EpisodeRegistry()
-        self.watcher: Watcher | None = None
-        self._frame_stack = frame_stack
-        self._compression = compression
-        self._removal = removal
-        self._used = 0  # slots [0, used) are in use, but for holes: what was discarded
-        self._holes = 0
-        self._valid: Slots | None = None
-        # Whether the row in the next slot is the next of the same episode.
-        self._follows = np.zeros(0, np.bool_)
-        self._layouts: dict[str, Layout] = {}
-        self._arrays: dict[str, list[Array]] = {}
-        self._observations: Observations | None = None
-        self._texts = Texts()
-        self._has_text = False
-
-    @property
-    def size(self) -> int:
-        """Transitions that it holds."""
-        if self.unit == "episode":
-            return int(self.episode_registry.lengths.sum())
-        return self._used - self._holes
-
-    def __len__(self) -> int:
-        return len(self.episode_registry) if self.unit == "episode" else self.size
-
-    @property
-    def pushed_units(self) -> int:
-        """Transitions or episodes pushed since the start."""
-        return self.episode_registry.total if self.unit == "episode" else self.pushed_total
-
-    @property
-    def room(self) -> int:
-        """Transitions that can be pushed before some are overwritten or refused."""
-        return self.capacity - self._used
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it has allocated, in bytes."""
-        arrays = sum(array.nbytes for arrays in self._arrays.values() for array in arrays)
-        pair = 0 if self._observations is None else self._observations.nbytes
-        own = (self.data_use_counter, self.generation, self._follows)
-        texts = self._texts.nbytes if self._has_text else 0
-        return sum(array.nbytes for array in own) + arrays + pair + texts
-
-    @property
-    def pooled_bytes(self) -> int:
-        """Memory that grows with what comes, in bytes.
-
-        Of observations that could not be stored with their neighbours, of those that are
-        compressed, and of text.
-        """
-        texts = self._texts.nbytes if self._has_text else 0
-        return texts + (0 if self._observations is None else self._observations.pooled_bytes)
-
-    @property
-    def row_bytes(self) -> int:
-        """Size of one transition as it is read, in bytes; 0 before the first push."""
-        return sum(layout.nbytes for layout in self._layouts.values())
-
-    def nbytes_with(self, row_bytes: int, observation: Layout | None = None) -> int:
-        """Returns the memory in bytes that it takes for transitions of so many bytes as read.
-
-        Args:
-            row_bytes: Size of a transition with both of its observations.
-            observation: What an observation looks like; None if there is none.
-        """
-        if observation is not None:
-            row_bytes -= 2 * observation.nbytes
-            kept = observation.map(stored_leaf) if observation.has_text else observation
-            row_bytes += Observations.row_bytes(kept, self._frame_stack, self._compression)
-        return self.capacity * (_OWN_BYTES + row_bytes)
-
     # Writing.
 
-    def push(self, data: Any, lengths: Sequence[int] | None = None) -> Slots:
+    def push(self, data: Any, lengths: Sequence[int] | None = None) -> None:
         """Appends transitions of one episode; copies them.
 
         Args:
             data: Values by name, each leaf [n, ...] with one n; or a list of such, pushed in order.
             lengths: Number of transitions of each of several episodes, one after the other.
-
-        Returns:
-            The slots of those that are kept.
 
         Raises:
             InvalidRowError: They differ in length, or do not fit what is stored already.
@@ -194,7 +76,9 @@ class DataContainer:
             TypeError: `data` is something else.
         """
         if isinstance(data, (list, tuple)):
-            return np.concatenate([_NO_SLOTS, *(self.push(part) for part in data)])
+            for part in data:
+                self.push(part)
+            return
         data = as_columns(data)
         lead = (count_of(data),)
         if data.keys() == self._layouts.keys():
@@ -205,41 +89,51 @@ class DataContainer:
             except InvalidRowError:
                 pass  # said below, or the schema is another now
             else:
-                return self.push_flat(self._layouts, flat, as_lengths(lengths))
+                self.push_flat(self._layouts, flat, as_lengths(lengths))
+                return
         layouts = {name: Layout.of_value(value, name, lead=1) for name, value in data.items()}
         flat = {name: layout.flatten(data[name], lead) for name, layout in layouts.items()}
-        return self.push_flat(layouts, flat, as_lengths(lengths))
+        self.push_flat(layouts, flat, as_lengths(lengths))
 
     def push_flat(
         self,
         layouts: Mapping[str, Layout],
         columns: Mapping[str, list[Array]],
         lengths: Slots | None = None,
-    ) -> Slots:
-        """Appends transitions that are in the order of their layouts' leaves; see `push`."""
+        apart: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Appends transitions that are in the order of their layouts' leaves; see `push`.
+
+        Args:
+            layouts: What the columns look like, by name.
+            columns: The arrays of the leaves.
+            lengths: As of `push`.
+            apart: Which of them, [n], have a next observation that is not the observation of the
+                next of them: only these are in its column. None: all are.
+        """
         count = len(next(iter(columns.values()))[0])
         if count == 0:
-            return _NO_SLOTS
+            return
         if self.mode == "fixed" and self._used + count > self.capacity:
             raise StorageFullError(
                 f"{count} transitions for a storage that holds {self._used} of {self.capacity}"
             )
         self._check(layouts)
         columns = with_policy_action(columns, self._layouts)
+        if apart is not None and (self._observations is None or count > self.capacity):
+            columns, apart = with_next_observations(columns, apart), None
         if lengths is not None:
             lengths = lengths[lengths > 0]
         ends = ends_of(columns, count, lengths)
         if self.unit == "transition":
-            place = self._place(count)
-            self._write(place, columns, count, ends)
-            self.pushed_total += count
-            return place.slots
-        written = [_NO_SLOTS]
-        for place in self._episode_places(count, np.array([count]) if lengths is None else lengths):
-            self._write(place, columns, count, ends)
-            written.append(place.slots)
+            self._write(self._place(count), columns, count, ends, apart)
+        else:
+            if apart is not None:
+                columns = with_next_observations(columns, apart)
+            parts = np.array([count]) if lengths is None else lengths
+            for place in self._episode_places(count, parts):
+                self._write(place, columns, count, ends)
         self.pushed_total += count
-        return np.concatenate(written)
 
     def _place(self, count: int) -> Place:
         """Returns where new transitions go, having emptied the place."""
@@ -260,10 +154,11 @@ class DataContainer:
         if over <= 0 and not self._holes:
             pass  # the slots were never used, or are empty since
         elif self._holes or over < kept:
-            held = place.slots[self.data_use_counter[place.slots] >= 0]
-            self._vacate(held, held)
+            held = place.slots[self.data_use_counter[place.where] >= 0]
+            if len(held):
+                self._vacate(held)
         else:
-            self._vacate(place.slots, place.where)
+            self._vacate(place.where)
         self._used = self.capacity if over > 0 else self._used + kept
         return place
 
@@ -302,17 +197,17 @@ class DataContainer:
     def _drop_episodes(self, start: int, stop: int) -> None:
         self._release(self.episode_registry.drop_overlapping(start, stop))
 
-    def _vacate(self, slots: Slots, where: slice | Slots) -> None:
-        """Lets slots that hold rows be written anew; `where` is the same, as of `Place`."""
-        if self._observations is not None and len(slots):
-            self._observations.forget(slots, where, self.data_use_counter)
+    def _vacate(self, where: slice | Slots) -> None:
+        """Lets slots that hold rows be written anew, at least one; they are given as of `Place`."""
+        if self._observations is not None:
+            self._observations.forget(where, self.data_use_counter)
         self._follows[where.start - 1 if type(where) is slice else where - 1] = False
 
     def _release(self, slots: Slots) -> None:
         """Empties slots that hold rows."""
         if not len(slots):
             return
-        self._vacate(slots, slots)
+        self._vacate(slots)
         self.changes += 1
         self.data_use_counter[slots] = -1
         self._follows[slots] = False
@@ -325,18 +220,20 @@ class DataContainer:
         columns: Mapping[str, list[Array]],
         count: int,
         ends: npt.NDArray[np.bool_] | None,
+        own: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        slots, where, rows, breaks = place
+        where, rows, breaks = place
         if self._has_text:
             columns = {
                 name: [self._texts.put(new) if new.dtype.kind == "O" else new for new in leaves]
                 for name, leaves in columns.items()
             }
-        if len(slots) < count:
+        kept = rows.stop - rows.start
+        if kept < count:
             ends = None if ends is None else ends[rows]
             columns = {name: [leaf[rows] for leaf in leaves] for name, leaves in columns.items()}
         first = self.pushed_total + rows.start
-        self.generation[where] = np.arange(first, first + len(slots))
+        self.generation[where] = np.arange(first, first + kept)
         for name, mine in self._arrays.items():
             before_write(mine, where)
             if len(mine) == 1:
@@ -352,7 +249,7 @@ class DataContainer:
             # Episodes are dropped whole, transitions one by one.
             apart = ends if self.unit == "episode" else breaks
             pair = (columns["observation"], columns["next_observation"])
-            self._observations.write(place, *pair, apart)
+            self._observations.write(place, *pair, apart, own)
         self.changes += 1
         self.data_use_counter[where] = 0
         self._follows[where] = True if ends is None else ~ends
@@ -363,7 +260,7 @@ class DataContainer:
         if self._has_text and self._texts.sweep_is_due:
             self._texts.sweep(self._text_ids())
         if self.watcher is not None:
-            self.watcher.wrote(slots)
+            self.watcher.wrote(place.slots)
 
     def _check(self, layouts: Mapping[str, Layout]) -> None:
         """Makes the columns fit what comes, or refuses it."""
@@ -380,167 +277,6 @@ class DataContainer:
             self._arrays["policy_action"] = [array.copy() for array in self._arrays["action"]]
         if said := mismatch(self._layouts, with_policy_layout(layouts, self._layouts)):
             raise InvalidRowError(said)
-
-    def _allocate(self, layouts: Mapping[str, Layout]) -> None:
-        self._has_text = any(layout.has_text for layout in layouts.values())
-        own = {name: layout.map(stored_leaf) for name, layout in layouts.items()}
-        now, after = own.get("observation"), own.get("next_observation")
-        self._observations, self._texts = None, Texts()
-        if now is not None and after is not None and now.difference(after) is None:
-            self._observations = Observations(
-                now, self.capacity, self._frame_stack, self._compression
-            )
-            del own["observation"], own["next_observation"]
-        self.generation = np.full(self.capacity, -1, np.int64)
-        self._follows = np.zeros(self.capacity, np.bool_)
-        self._layouts = dict(layouts)
-        self._arrays = {name: layout.allocate((self.capacity,)) for name, layout in own.items()}
-
-    def _text_ids(self) -> Iterator[Array]:
-        """Yields the arrays that hold numbers of texts."""
-        for name, layout in self._layouts.items():
-            for i, leaf in enumerate(layout.leaves):
-                if not leaf.text:
-                    continue
-                if name in self._arrays:
-                    yield self._arrays[name][i]
-                elif self._observations is not None and name == "observation":
-                    yield from self._observations.arrays_of(i)
-
-    # Reading.
-
-    def read(self, index: Index) -> Any:
-        """Returns copies of what is stored, in the order of the index.
-
-        Args:
-            index: An int, a slice, or a sequence, array or tensor of ints, which count transitions
-                or episodes; negative ones count from the end of what is stored.
-
-        Returns:
-            Columns by name. Leaves of a transition are [...], of several [n, ...]; of an episode
-            [T, ...], of several of one length [n, T, ...]. For episodes of several lengths a list
-            of one dict for each.
-
-        Raises:
-            IndexError: Nothing is stored there.
-            TypeError: Another kind of index.
-        """
-        where = locate(index, len(self), f"{self.unit}s")
-        if self.unit == "episode":
-            return self._read_episodes(where)
-        if isinstance(where, int):
-            one = self.read_slots(self.slots_of(np.array([where])))
-            return map_arrays(itemgetter((0, ...)), one)
-        return self.read_slots(self.slots_of(where))
-
-    def _read_episodes(self, where: int | Slots) -> Any:
-        registry = self.episode_registry
-        if isinstance(where, int):
-            start = int(registry.starts[where])
-            return self.read_slots(np.arange(start, start + int(registry.lengths[where])))
-        starts, lengths = registry.starts[where], registry.lengths[where]
-        if len(lengths) and (lengths == lengths[0]).all():
-            return self.read_slots(starts[:, np.newaxis] + np.arange(lengths[0]))
-        return [
-            self.read_slots(np.arange(start, start + length))
-            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-        ]
-
-    def slots_of(self, positions: Slots) -> Slots:
-        """Returns the slots of transitions by position among what is stored."""
-        if not self._holes:
-            return positions
-        if self._valid is None:
-            self._valid = np.flatnonzero(self.data_use_counter[: self._used] >= 0)
-        return self._valid[positions]
-
-    def generation_of(self, positions: Slots) -> npt.NDArray[np.int64]:
-        """Returns which transitions since the start are at positions, int64."""
-        return self.generation.take(self.slots_of(positions))
-
-    def positions_of(self, slots: Slots) -> Slots:
-        """Returns the positions of stored transitions by slot."""
-        if not self._holes:
-            return slots
-        self.slots_of(_NO_SLOTS)
-        assert self._valid is not None
-        return np.searchsorted(self._valid, slots)
-
-    def read_slots(self, slots: Slots, out: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Returns copies of the rows in slots; leaves are [*slots.shape, ...].
-
-        Args:
-            slots: The slots.
-            out: What an earlier call returned for as many slots; its arrays are written anew and
-                returned. Text is always new.
-
-        Raises:
-            InvalidRowError: `out` does not fit.
-        """
-        outs = outputs(out, self._layouts, slots.shape)
-        np.add.at(self.data_use_counter, slots, np.int32(1))
-        arrays = {
-            # With another mode than "clip", numpy would write into an array of its own first.
-            name: [
-                array.take(slots, axis=0, out=into, mode="clip")
-                for array, into in zip(mine, outs[name], strict=True)
-            ]
-            for name, mine in self._arrays.items()
-        }
-        if self._observations is not None:
-            flat = slots.reshape(-1)
-            now, after = (
-                [None if o is None else o.reshape(len(flat), *o.shape[slots.ndim :]) for o in into]
-                for into in (outs["observation"], outs["next_observation"])
-            )
-            pair = self._observations.read(flat, now, after)
-            if slots.ndim > 1:
-                pair = map_arrays(lambda leaf: leaf.reshape(slots.shape + leaf.shape[1:]), pair)
-            arrays["observation"], arrays["next_observation"] = pair
-        if self._has_text:
-            for name, layout in self._layouts.items():
-                arrays[name] = [
-                    self._texts.get(array) if leaf.text else array
-                    for leaf, array in zip(layout.leaves, arrays[name], strict=True)
-                ]
-        return {name: layout.unflatten(arrays[name]) for name, layout in self._layouts.items()}
-
-    def column(self, name: str) -> Array:
-        """Returns one column of a single leaf, by position among the stored transitions, [n].
-
-        Raises:
-            KeyError: There is no such column.
-        """
-        (array,) = self._arrays[name]
-        rows: Array = array[: self._used]
-        return rows if not self._holes else rows[self.slots_of(np.arange(self.size))]
-
-    def starts(self, length: int, allowed: npt.NDArray[np.bool_] | None = None) -> Slots:
-        """Returns the positions of transitions that begin `length` of one episode, in order.
-
-        Args:
-            length: How many, at least 1.
-            allowed: Which transitions may be among them, by position; all if None.
-        """
-        rows = self.data_use_counter >= 0
-        if allowed is not None:
-            rows = np.zeros_like(rows)
-            rows[self.slots_of(np.flatnonzero(allowed))] = True
-        begin = window(rows, length) & window(self._follows, length - 1)
-        return self.positions_of(np.flatnonzero(begin))
-
-    def following(self, positions: Slots, length: int) -> Slots:
-        """Returns the slots of transitions and of those that follow them, [n, length]."""
-        slots: Slots = self.slots_of(positions)[:, np.newaxis] + np.arange(length)
-        return slots % self.capacity
-
-    def get_data(self) -> dict[str, Any]:
-        """Returns all transitions, in the order of their slots; {} before the first push."""
-        if self.unit == "episode":
-            registry = self.episode_registry
-            return self.read_slots(ranges(registry.starts, registry.lengths))
-        data: dict[str, Any] = self.read(slice(None))
-        return data
 
     # Removing.
 

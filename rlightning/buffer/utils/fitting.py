@@ -56,8 +56,11 @@ def ends_of(
     ends = np.zeros(count, np.bool_)
     if "terminated" in columns and "truncated" in columns:
         pairs = zip(columns["terminated"], columns["truncated"], strict=True)
-        done = [np.logical_or(a, b).reshape(len(ends), -1).any(axis=1) for a, b in pairs]
-        ends |= np.logical_and.reduce(done)  # it ends when it has ended for each agent
+        done: list[Any] = [np.logical_or(a, b) for a, b in pairs]
+        if done[0].ndim > 1:
+            done = [one.reshape(count, -1).any(axis=1) for one in done]
+        # It ends when it has ended for each agent.
+        ends |= done[0] if len(done) == 1 else np.logical_and.reduce(done)
     if "cut" in columns:
         ends |= columns["cut"][0]
     ends[-1 if lengths is None else np.cumsum(lengths) - 1] = True
@@ -99,6 +102,24 @@ def with_policy_action(
     if "policy_action" in stored and "policy_action" not in columns:
         return {**columns, "policy_action": columns["action"]}
     return columns
+
+
+def with_next_observations(
+    columns: Mapping[str, list[Array]], apart: npt.NDArray[np.bool_]
+) -> Mapping[str, list[Array]]:
+    """Completes a column that has some of the next observations only.
+
+    Args:
+        columns: The columns.
+        apart: Which transitions it has them of; those of others are the observation of the next.
+    """
+    pairs = zip(columns["observation"], columns["next_observation"], strict=True)
+    whole = []
+    for now, some in pairs:
+        after = np.concatenate([now[1:], now[-1:]])
+        after[apart] = some
+        whole.append(after)
+    return {**columns, "next_observation": whole}
 
 
 def mismatch(stored: Mapping[str, Layout], new: Mapping[str, Layout]) -> str | None:

@@ -120,15 +120,23 @@ class Layout:
     """The leaves of one nested value, and the containers around them.
 
     Dicts stay dicts; tuples and lists become tuples.
+
+    Attributes:
+        leaves: The leaves in their order.
+        nbytes: Size in bytes of one value.
     """
 
-    __slots__ = ("_path", "_single", "_tree", "leaves")
+    __slots__ = ("_path", "_plain", "_single", "_tree", "leaves", "nbytes")
 
     def __init__(self, tree: Tree, path: str) -> None:
         self._tree = tree
         self._path = path
         self.leaves: tuple[Leaf, ...] = tuple(_walk(tree))
-        self._single = tree if isinstance(tree, Leaf) else None
+        self.nbytes = sum(leaf.nbytes for leaf in self.leaves)
+        single = self._single = tree if isinstance(tree, Leaf) else None
+        # Dtype and shape of an array that is stored as it comes, as nearly all are.
+        plain = single is not None and not single.bfloat16 and not single.text
+        self._plain = (single.dtype, single.shape) if single is not None and plain else None
 
     @staticmethod
     def of_space(space: gym.Space[Any] | Mapping[str, gym.Space[Any]], path: str) -> Layout:
@@ -167,17 +175,13 @@ class Layout:
         Raises:
             InvalidRowError: A key is missing or not expected, or a leaf does not fit.
         """
-        single = self._single
-        if single is not None:
-            if (  # as nearly always, and quicker to see here
-                type(value) is np.ndarray
-                and value.dtype == single.dtype
-                and value.shape == lead + single.shape
-                and lead
-                and not single.bfloat16
-            ):
+        plain = self._plain
+        if plain is not None and lead and type(value) is np.ndarray:
+            dtype, shape = plain
+            if value.dtype == dtype and value.shape == lead + shape:
                 return [value]
-            return [single.take(value, lead)]
+        if self._single is not None:
+            return [self._single.take(value, lead)]
         arrays: list[Array] = []
         _flatten(self._tree, value, self._path, lead, arrays)
         return arrays
@@ -192,11 +196,6 @@ class Layout:
     def path(self) -> str:
         """Name of the value, such as `observation`."""
         return self._path
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes of one value."""
-        return sum(leaf.nbytes for leaf in self.leaves)
 
     def allocate(self, lead: tuple[int, ...]) -> list[Array]:
         """Returns zeroed arrays of shape [*lead, *leaf.shape], one per leaf."""

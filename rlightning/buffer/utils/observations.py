@@ -39,19 +39,24 @@ STACK_BYTES = 5
 class Place(NamedTuple):
     """Where some consecutive new rows go."""
 
-    slots: Slots
-    """Their slots in the ring, [n]."""
     where: slice | Slots
-    """The same, as a slice where they lie side by side: numpy is several times faster with that."""
+    """Their slots in the ring; a slice where they lie side by side, with which numpy is faster."""
     rows: slice
     """Which of the new rows."""
     breaks: Mask | None
     """After which of the rows the next one does not lie in the next slot, [n]; None: the last."""
 
     @property
+    def slots(self) -> Slots:
+        """Their slots in the ring, [n]."""
+        where = self.where
+        return np.arange(where.start, where.stop) if isinstance(where, slice) else where
+
+    @property
     def last(self) -> int:
         """The slot of the last row."""
-        return self.where.stop - 1 if isinstance(self.where, slice) else int(self.slots[-1])
+        where = self.where
+        return where.stop - 1 if isinstance(where, slice) else int(where[-1])
 
     @staticmethod
     def run(start: int, rows: slice, capacity: int) -> Place:
@@ -59,15 +64,14 @@ class Place(NamedTuple):
         count = rows.stop - rows.start
         if start + count > capacity:
             return Place.of(np.arange(start, start + count) % capacity, rows, capacity)
-        stop = start + count
-        return Place(np.arange(start, stop), slice(start, stop), rows, None)
+        return Place(slice(start, start + count), rows, None)
 
     @staticmethod
     def of(slots: Slots, rows: slice, capacity: int) -> Place:
         """Returns a place of any slots of a ring."""
         breaks = np.ones(len(slots), np.bool_)
         breaks[:-1] = (slots[:-1] + 1) % capacity != slots[1:]
-        return Place(slots, slots, rows, breaks)
+        return Place(slots, rows, breaks)
 
 
 class _Stack(NamedTuple):
@@ -176,6 +180,7 @@ class Observations:
         observation: Sequence[Array],
         following: Sequence[Array],
         apart: Mask | None,
+        own: Mask | None = None,
     ) -> None:
         """Writes rows; `forget` was called for what the slots held.
 
@@ -185,18 +190,17 @@ class Observations:
             following: Next observations, likewise.
             apart: Which rows do not have the next one in the next slot for as long as they stay,
                 [n]; None: the last.
+            own: Which rows have a next observation that is not the observation of the next row,
+                [n], the last among them: `following` has these only. None: it has all.
         """
-        for leaf, now in enumerate(observation):
-            same = _same(following[leaf][:-1], now[1:])
-            if same is not None:
-                apart = last_of(len(now)) if apart is None else apart.copy()
-                apart[:-1] |= ~same
-        if apart is None:
+        if own is not None:
+            apart = own if apart is None else apart | own
+            self._put_nexts(place, apart, _nexts_of(apart, observation, following, own))
+        elif (found := _apart(observation, following, apart)) is None:
             self._next[place.last] = self._nexts.put_one([after[-1] for after in following])
         else:
-            rows = apart.nonzero()[0]
-            numbers = self._nexts.put([after.take(rows, axis=0) for after in following])
-            self._next.put(place.slots.take(rows), numbers)
+            rows = found.nonzero()[0]
+            self._put_nexts(place, found, [after.take(rows, axis=0) for after in following])
         before_write(self._ring, place.where)
         if not self._stacks:
             for leaf, now in enumerate(observation):
@@ -206,6 +210,12 @@ class Observations:
         for i, (mine, now) in enumerate(zip(self._ring, observation, strict=True)):
             mine[place.where] = now.take(-1, axis=stacked[i].axis + 1) if i in stacked else now
         self._write_depths(place.slots, place.breaks, observation)
+
+    def _put_nexts(self, place: Place, apart: Mask, nexts: Sequence[Array]) -> None:
+        rows = apart.nonzero()[0]
+        where = place.where
+        slots = rows + where.start if isinstance(where, slice) else where[rows]
+        self._next.put(slots, self._nexts.put(nexts))
 
     def _write_depths(
         self, slots: Slots, breaks: Mask | None, observation: Sequence[Array]
@@ -228,22 +238,28 @@ class Observations:
             [observation[stack.leaf][roots] for stack in self._stacks]
         )
 
-    def forget(self, slots: Slots, where: slice | Slots, uses: npt.NDArray[np.int32]) -> None:
+    def forget(self, where: slice | Slots, uses: npt.NDArray[np.int32]) -> None:
         """Lets slots be written anew: what other rows need of them is stored whole first.
 
         Args:
-            slots: The slots, [n], at least one.
-            where: The same, as of `Place`.
+            where: The slots, at least one, as of `Place`.
             uses: Of each slot of the ring; not negative where it holds a row, [capacity].
         """
         # The row before a run mostly needs nothing of it.
         if self._stacks or not isinstance(where, slice) or self._next.item(where.start - 1) < 0:
-            self._keep(slots, uses)
+            self._keep(Place(where, slice(0), None).slots, uses)
         held = self._next[where]
-        numbers = held.take((~held).nonzero()[0])  # those that are not -1
-        if len(numbers):
-            self._nexts.free(numbers)
-            self._next[where] = -1
+        if isinstance(where, slice):  # mostly one of them, the last of an episode, has its own
+            highest = held.argmax()
+            if (number := held.item(highest)) < 0:
+                return
+            self._nexts.free_one(number)
+            held[highest] = -1
+            if held.item(held.argmax()) < 0:
+                return
+        numbers = held[held >= 0]
+        self._nexts.free(numbers)
+        self._next[where] = -1
 
     def _keep(self, slots: Slots, uses: npt.NDArray[np.int32]) -> None:
         """Stores whole what other rows need of slots."""
@@ -359,6 +375,31 @@ def _stacks(layout: Layout, frame_stack: Mapping[str, int]) -> list[_Stack]:
             )
         stacks.append(_Stack(index, axis % len(shape), shape[axis]))
     return stacks
+
+
+def _apart(
+    observation: Sequence[Array], following: Sequence[Array], apart: Mask | None
+) -> Mask | None:
+    """Tells of which rows the next observation is not that of the next row; None: of the last."""
+    for leaf, now in enumerate(observation):
+        same = _same(following[leaf][:-1], now[1:])
+        if same is not None:
+            apart = last_of(len(now)) if apart is None else apart.copy()
+            apart[:-1] |= ~same
+    return apart
+
+
+def _nexts_of(
+    apart: Mask, observation: Sequence[Array], following: Sequence[Array], own: Mask
+) -> Sequence[Array]:
+    """Returns the next observations of rows, of which some are those of the row after them."""
+    rows = apart.nonzero()[0]
+    if len(rows) == len(following[0]):
+        return following
+    nexts = [now.take(rows + 1, axis=0, mode="clip") for now in observation]
+    for mine, some in zip(nexts, following, strict=True):
+        mine[own[rows]] = some
+    return nexts
 
 
 def last_of(count: int) -> Mask:

@@ -84,6 +84,10 @@ class Pool:
         """Returns where one leaf of all values lies, also of those that were freed."""
         return self._arrays[leaf]
 
+    def free_one(self, number: int) -> None:
+        """Forgets one value."""
+        self._free.append(number)
+
     def free(self, numbers: Numbers) -> None:
         """Forgets values."""
         self._free.extend(numbers.tolist())

@@ -14,9 +14,10 @@ from rlightning.buffer.columns import Counters
 from rlightning.buffer.episodes import EpisodeGroup, by_env
 from rlightning.buffer.pipeline import Item, Pipeline
 from rlightning.buffer.utils.compressed import Codec
-from rlightning.buffer.utils.container import DataContainer, Mode, Removal, Unit
+from rlightning.buffer.utils.container import DataContainer
 from rlightning.buffer.utils.indexing import Index, Indices
 from rlightning.buffer.utils.layout import Layout, as_array, iter_arrays, map_arrays
+from rlightning.buffer.utils.stored_rows import Mode, Removal, Unit
 from rlightning.buffer.utils.tensordicts import tensordict_of
 from rlightning.buffer.utils.utils import (
     default_env_ret_preprocess_fn,
@@ -399,6 +400,11 @@ class Storage:
     def _alive(self) -> Collection[Group]:
         """Returns the groups whose columns exist."""
         return self._groups.values()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory for what is stored, and for what may come of open episodes, in bytes."""
+        return self.container.nbytes + sum(group.nbytes for group in self._alive())
 
     def _storage_bytes(self, row_bytes: int, observation: Layout | None) -> int:
         """Returns what the columns take once they hold transitions of so many bytes."""

@@ -20,7 +20,7 @@ from rlightning.utils.waiting import wait_within
 _LOG = logging.getLogger(__name__)
 
 MAX_CLIENTS = 64
-"""Connections at a time; more get 503."""
+"""Connections at a time. One more gets the place of one that has not asked yet, or else 503."""
 
 _HEAD_BYTES = 16 * 2**10
 # A client has so long for all of its request, and then for each part of the answer.
@@ -71,8 +71,9 @@ class PageServer:
     """Answers GET and HEAD for the files of the page and the events of a feed, and nothing else.
 
     Belongs to one event loop. A client that is silent in its request, or does not read its answer,
-    is let go. Only requests under a name of this machine are answered, so that no page from
-    elsewhere reads along under a name that it lets point here.
+    is let go; the former at once where another one needs its place. Only requests under a name of
+    this machine are answered, so that no page from elsewhere reads along under a name that it lets
+    point here.
 
     Args:
         address: `HOST:PORT`; port 0 lets the system choose.
@@ -92,6 +93,8 @@ class PageServer:
         name = socket.gethostname().lower()
         self._names = {"localhost", name, f"{name}.local", self._host.lower()} - {""}
         self._clients: set[asyncio.Task[None]] = set()
+        # Those that have not asked for anything yet, oldest first.
+        self._silent: dict[asyncio.Task[None], None] = {}
         self._pages = {
             path: ((files(__package__) / "page" / name).read_bytes(), kind)
             for path, (name, kind) in _FILES.items()
@@ -132,6 +135,8 @@ class PageServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if len(self._clients) >= MAX_CLIENTS and self._silent:
+            self._let_go(next(iter(self._silent)))
         full = len(self._clients) >= MAX_CLIENTS
         self._clients.add(task)
         # `drain` then waits until the system has taken everything.
@@ -155,7 +160,7 @@ class PageServer:
         try:
             if full:
                 raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many readers", Retry_After="5")
-            request = await wait_within(_read_request(reader), _REQUEST_S)
+            request = await self._asked(reader)
             method = request.method
             self._check(request)
         except _Refused as error:
@@ -167,6 +172,20 @@ class PageServer:
         body, kind = self._pages[request.path]
         head = _head(HTTPStatus.OK, kind, len(body))
         return await _send(writer, head if method == "HEAD" else head + body)
+
+    async def _asked(self, reader: asyncio.StreamReader) -> _Request:
+        task = asyncio.current_task()
+        assert task is not None
+        self._silent[task] = None
+        try:
+            return await wait_within(_read_request(reader), _REQUEST_S)
+        finally:
+            self._silent.pop(task, None)
+
+    def _let_go(self, client: asyncio.Task[None]) -> None:
+        del self._silent[client]
+        self._clients.discard(client)
+        client.cancel()
 
     async def _stream(self, request: _Request, writer: asyncio.StreamWriter) -> None:
         await _send(writer, _head(HTTPStatus.OK, "text/event-stream; charset=utf-8", None))

@@ -12,6 +12,7 @@ from typing import Any
 from rlightning._version import __version__
 from rlightning.cluster.dashboard.history import Point
 from rlightning.cluster.process import LABELS, label_of
+from rlightning.cluster.runs import RUNNING
 from rlightning.cluster.snapshot import ServiceView, Snapshot
 from rlightning.latency import STAGES
 
@@ -216,7 +217,7 @@ def _learner(snapshot: Snapshot) -> dict[str, Any] | None:
     told = snapshot.learner
     if told is not None:
         away = any(service.state == "DOWN" for service in snapshot.services)
-        silent = told.get("outcome") == "running" and told["age_s"] > _SILENT_S and not away
+        silent = told.get("outcome") == RUNNING and told["age_s"] > _SILENT_S and not away
         skipped = told.get("rows_skipped") or None
         figures: list[Figure] = [
             ("updates", told.get("updates"), ""),
@@ -224,7 +225,7 @@ def _learner(snapshot: Snapshot) -> dict[str, Any] | None:
             ("left out", skipped, "rows"),
             ("staleness", told.get("staleness"), "versions"),
         ]
-        state = "silent" if silent else told.get("outcome", "running")
+        state = "silent" if silent else told.get("outcome", RUNNING)
         since = told["age_s"] if silent else None
         return {**shown, "state": state, "state_s": since, "figures": _known(figures)}
     counts = [service.session_counts().get("Sample", (0, 0)) for service in snapshot.services]
@@ -239,7 +240,7 @@ def _notice(
     services: Iterable[Mapping[str, Any]], learner: Mapping[str, Any], ended: str | None
 ) -> dict[str, str] | None:
     """Returns what people should know first."""
-    outcome = learner.get("outcome", "running")
+    outcome = learner.get("outcome", RUNNING)
     if ended is not None:
         return {"kind": "info" if outcome in _SUCCESSES else "bad", "text": ended}
     down = [service for service in services if service["state"] == "DOWN"]
@@ -248,7 +249,7 @@ def _notice(
         told = f"{', '.join(others)} and {last} do" if others else f"{last} does"
         text = f"{told[0].upper()}{told[1:]} not answer."
         return {"kind": "bad", "text": text}
-    if outcome != "running":
+    if outcome != RUNNING:
         kind = "info" if outcome in _SUCCESSES else "bad"
         return {"kind": kind, "text": f"The run has ended: {outcome.replace('_', ' ')}."}
     if learner and learner["age_s"] > _SILENT_S:

@@ -124,6 +124,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             Observations, rewards float64 [rows], terminated and truncated bool [rows], infos.
 
         Raises:
+            ConfigError: An env has rows that reset in the next step (`AutoresetMode.NEXT_STEP`).
             RemoteError: An env failed, or has begun anew with its server (`reason` is STATE_LOST),
                 or the server is gone for good.
         """
@@ -148,6 +149,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             env_rets = stepping.result()
         finally:
             stepping.cancel()  # when a KeyboardInterrupt ended the wait
+        for one in env_rets:
+            if one.rows is not None:
+                raise ConfigError(
+                    f"env {one.env_id!r} gave only its rows {one.rows.tolist()}; a vector env "
+                    "has all of them, so it needs one that resets rows in the same step"
+                )
         return (
             self._observations(env_rets),
             np.concatenate([np.asarray(one.last_reward, np.float64) for one in env_rets]),

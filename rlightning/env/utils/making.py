@@ -17,6 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from rlightning.env.utils.autoreset import ResetsAtOnce, mode_of
 from rlightning.env.utils.spaces import mismatch
+from rlightning.env.utils.workers import IndependentRows, ProcessEnv
 from rlightning.errors import ConfigError, EnvError, ObservationError
 from rlightning.utils.config import EnvConfig
 
@@ -101,14 +102,29 @@ def make_vector_env(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
     return vectorise([partial(make_env, config)] * config.num_envs, config)
 
 
+def make_row(make: Callable[[], gym.Env[Any, Any]], config: EnvConfig) -> gym.Env[Any, Any]:
+    """Makes an env that has one row.
+
+    Args:
+        make: Makes it; in a process of its own, with `async` or `independent`.
+        config: Its `vectorization_mode`.
+
+    Raises:
+        ConfigError: As `make`.
+        EnvError: It could not be made.
+    """
+    return ProcessEnv(make) if config.vectorization_mode in ("async", "independent") else make()
+
+
 def vectorise(
     make_each: Sequence[Callable[[], gym.Env[Any, Any]]], config: EnvConfig
 ) -> VectorEnv[Any, Any, Any]:
     """Makes single envs the rows of one that resets a row in the step that ends its episode.
 
     Args:
-        make_each: Makes each row; also in another process, with `async`.
-        config: Its `vectorization_mode` is `async` for worker processes.
+        make_each: Makes each row; also in another process, with `async` or `independent`.
+        config: Its `vectorization_mode` is `async` for worker processes that wait for each other,
+            `independent` for those that do not.
 
     Returns:
         A vector env whose observations are good until its next step.
@@ -116,6 +132,8 @@ def vectorise(
     Raises:
         EnvError: A row could not be made in its process.
     """
+    if config.vectorization_mode == "independent":
+        return IndependentRows(make_each)
     same_step = AutoresetMode.SAME_STEP
     if config.vectorization_mode != "async":
         return SyncVectorEnv(make_each, copy=False, autoreset_mode=same_step)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from rlightning.errors import EnvError
+from rlightning.errors import ConfigError, EnvError, RLightningError
 
 EnvFn = Callable[[], Any]
 Id = int | Sequence[int] | npt.NDArray[np.integer[Any]] | None
@@ -38,21 +39,26 @@ class ReconfigureSubprocEnvWorker:
     `send` and `recv` are the two halves of each call, so that several workers step at once.
 
     Args:
-        env_fn: Makes the env, in the process.
+        env_fn: Makes the env, in the process; the first `recv` returns when it is made.
 
-    Raises:
-        EnvError: The env could not be made.
+    Attributes:
+        pipe: To the process; readable when there is something to be received.
     """
 
     def __init__(self, env_fn: EnvFn) -> None:
         # Spawned: a fork of a process with threads, or with a simulator loaded, may stand still.
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self.pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_work, args=(theirs, CloudpickleWrapper(env_fn)), daemon=True
         )
         self._process.start()
         theirs.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is there no longer."""
+        return not self._process.is_alive()
 
     def send(self, command: str, *args: Any, **kwargs: Any) -> None:
         """Begins a call.
@@ -66,7 +72,7 @@ class ReconfigureSubprocEnvWorker:
             EnvError: The process has ended.
         """
         try:
-            self._pipe.send((command, args, kwargs))
+            self.pipe.send((command, args, kwargs))
         except OSError as error:
             raise EnvError(f"the process of an env has ended: {error}") from error
 
@@ -74,16 +80,17 @@ class ReconfigureSubprocEnvWorker:
         """Waits for the outcome of the call.
 
         Raises:
-            EnvError: The env raised, or the process has ended.
+            EnvError: The env raised, or the process has ended; one of this library's own errors is
+                raised as it is.
         """
         try:
-            failed, outcome = self._pipe.recv()
+            failed, outcome = self.pipe.recv()
         except (EOFError, OSError) as error:
             self._process.join(_CLOSE_S)
             code = self._process.exitcode
             raise EnvError(f"the process of an env has ended with code {code}") from error
         if failed:
-            raise EnvError(outcome)
+            raise outcome if isinstance(outcome, RLightningError) else EnvError(outcome)
         return outcome
 
     def call(self, command: str, *args: Any, **kwargs: Any) -> Any:
@@ -103,15 +110,19 @@ class ReconfigureSubprocEnvWorker:
         """Closes the env and makes another one in the same process."""
         self.call("reconfigure", CloudpickleWrapper(env_fn))
 
-    def close(self) -> None:
-        """Closes the env and ends the process."""
+    def begin_close(self) -> None:
+        """Lets the process end once it has done what it was told."""
         with contextlib.suppress(OSError):  # it may have ended before
-            self._pipe.send(("close", (), {}))
-        self._process.join(_CLOSE_S)
+            self.pipe.send(("close", (), {}))
+
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """Closes the env and ends the process, one that is still busy after `timeout_s` as well."""
+        self.begin_close()
+        self._process.join(timeout_s)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-        self._pipe.close()
+        self.pipe.close()
 
 
 class ReconfigureSubprocEnv:
@@ -128,14 +139,7 @@ class ReconfigureSubprocEnv:
     """
 
     def __init__(self, env_fns: Sequence[EnvFn]) -> None:
-        self.workers: list[ReconfigureSubprocEnvWorker] = []
-        try:
-            self.workers += [ReconfigureSubprocEnvWorker(env_fn) for env_fn in env_fns]
-            for worker in self.workers:
-                worker.recv()
-        except BaseException:
-            self.close()
-            raise
+        self.workers = start_all(env_fns)
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -164,7 +168,7 @@ class ReconfigureSubprocEnv:
             raise ValueError(f"action: expected {len(chosen)}, one for each env, got {len(action)}")
         for i, one in zip(chosen, action, strict=True):
             self.workers[i].send("step", one)
-        outcomes = [self.workers[i].recv() for i in chosen]
+        outcomes = receive_all([self.workers[i] for i in chosen])
         return tuple(map(_together, map(list, zip(*outcomes, strict=True))))
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[Any]:
@@ -180,7 +184,7 @@ class ReconfigureSubprocEnv:
         chosen = self._chosen(id)
         for i, state in zip(chosen, init_state, strict=True):
             self.workers[i].send("set_init_state", state)
-        return _together([self.workers[i].recv() for i in chosen])
+        return _together(receive_all([self.workers[i] for i in chosen]))
 
     def check_success(self, id: Id = None) -> list[bool]:
         """Returns whether the task of each is done."""
@@ -223,19 +227,12 @@ class ReconfigureSubprocEnv:
             raise ValueError(f"env_fns: expected {len(chosen)}, got {len(env_fns)}")
         for i, env_fn in zip(chosen, env_fns, strict=True):
             self.workers[i].send("reconfigure", CloudpickleWrapper(env_fn))
-        failures = []
-        for i in chosen:
-            try:
-                self.workers[i].recv()
-            except EnvError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        receive_all([self.workers[i] for i in chosen])
 
     def close(self) -> None:
         """Closes the envs and ends their processes."""
-        while self.workers:
-            self.workers.pop().close()
+        close_all(self.workers)
+        self.workers.clear()
 
     def _chosen(self, id: Id) -> list[int]:
         if id is None:
@@ -246,7 +243,51 @@ class ReconfigureSubprocEnv:
         chosen = self._chosen(id)
         for i in chosen:
             self.workers[i].send(command, *args, **kwargs)
-        return [self.workers[i].recv() for i in chosen]
+        return receive_all([self.workers[i] for i in chosen])
+
+
+def start_all(env_fns: Iterable[EnvFn]) -> list[ReconfigureSubprocEnvWorker]:
+    """Starts a worker for each env; returns when all envs are made.
+
+    Raises:
+        EnvError: An env could not be made; there is no worker then.
+    """
+    workers: list[ReconfigureSubprocEnvWorker] = []
+    try:
+        for env_fn in env_fns:
+            workers.append(ReconfigureSubprocEnvWorker(env_fn))  # noqa: PERF401 - to be closed
+        receive_all(workers)
+    except BaseException:
+        close_all(workers)
+        raise
+    return workers
+
+
+def receive_all(workers: Iterable[ReconfigureSubprocEnvWorker]) -> list[Any]:
+    """Waits for what came of a call of each worker, also when one of them failed.
+
+    Raises:
+        EnvError: That of the first one that failed.
+    """
+    outcomes, failures = [], []
+    for worker in workers:
+        try:
+            outcomes.append(worker.recv())
+        except RLightningError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return outcomes
+
+
+def close_all(workers: Iterable[ReconfigureSubprocEnvWorker]) -> None:
+    """Closes the envs of several workers at the same time, and ends their processes."""
+    deadline = time.monotonic() + _CLOSE_S
+    workers = list(workers)
+    for worker in workers:
+        worker.begin_close()
+    for worker in workers:
+        worker.close(max(0.0, deadline - time.monotonic()))
 
 
 def _together(items: list[Any]) -> Any:
@@ -276,6 +317,8 @@ def _work(pipe: Connection, env_fn: CloudpickleWrapper) -> None:
             pipe.send((False, outcome))
         except KeyboardInterrupt:
             break
+        except (ConfigError, EnvError) as error:
+            pipe.send((True, error))
         except Exception as error:
             detail = traceback.format_exc(limit=-3)
             pipe.send((True, f"{type(error).__name__}: {error}\n{detail}"))

@@ -314,26 +314,6 @@ class BufferConfig(DurabilityConfig):
         return tables
 
     @model_validator(mode="after")
-    def check_kept(self) -> Self:
-        """Refuses to keep rows that are used once."""
-        tables: dict[str, BufferConfig] = {f"tables.{n}.": t for n, t in self.tables.items()}
-        for prefix, table in (tables or {"": self}).items():
-            limiter = table.rate_limiter
-            if self.data_dir is None:
-                break
-            if table.type == "RolloutBuffer":
-                raise ValueError(
-                    f"data_dir: not with {prefix}type 'RolloutBuffer', whose rows are used once, "
-                    "and kept in memory only"
-                )
-            if limiter is not None and limiter.queue_size is not None:
-                raise ValueError(
-                    f"data_dir: not with {prefix}rate_limiter.queue_size: what a queue hands out "
-                    "is used once, and kept in memory only"
-                )
-        return self
-
-    @model_validator(mode="after")
     def setup_default_sampler(self) -> Self:
         """Chooses the sampler that fits the type when none was given."""
         limiter = self.rate_limiter

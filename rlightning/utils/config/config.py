@@ -21,6 +21,7 @@ from rlightning.utils.config.services import ServicesConfig, http_address
 VECTORISED_BACKENDS = frozenset(
     {
         "ale",
+        "envpool",
         "gymnasium",
         "isaac_manager_based",
         "isaac_marl",
@@ -54,6 +55,7 @@ DEFAULT_POLICY = "default"
 """Name of the policy of those who name none."""
 
 _POLICY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_COLLECTOR = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^\s/:\[\]]+):[0-9]{1,5}/?")
 
 
 def check_policy_name(name: str) -> str:
@@ -90,6 +92,7 @@ class EnvConfig(Config):
         vectorization_mode: Who steps the sub-envs, in gymnasium's words: `sync` one after the
             other, `async` each in a process of its own, `vector_entry_point` a vector env that
             the task brings; `auto` the latter where it gives what single envs do, else `sync`.
+            `independent` are processes that do not wait for each other.
         driver: Who steps it at an env server: the `actor` loop there, or an `external` program
             through `EnvService.Step`.
         policy: Which policy acts in it at an env server: `default`, or one of `policy.named`.
@@ -116,7 +119,9 @@ class EnvConfig(Config):
     policy_setup: str = "widowx"
     seed: int | None = None
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
-    vectorization_mode: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
+    vectorization_mode: Literal["auto", "sync", "async", "independent", "vector_entry_point"] = (
+        "auto"
+    )
     driver: Literal["actor", "external"] = "actor"
     policy: str = DEFAULT_POLICY
     address: str | None = None
@@ -166,6 +171,15 @@ class EnvConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def check_independent(self) -> Self:
+        """Refuses rows that come when they are ready where a driver waits for all."""
+        if self.vectorization_mode == "independent" and self.driver == "external":
+            raise ValueError(
+                "vectorization_mode: with driver external, which steps all rows at once, take async"
+            )
+        return self
+
+    @model_validator(mode="after")
     def set_control_mode(self) -> Self:
         """Sets the control mode of the two known ManiSkill setups."""
         if "maniskill" in self.backend and self.init_params is not None:
@@ -202,8 +216,8 @@ class PolicyConfig(Config):
         backend: Documented; no effect on the policies of this library.
         train_num_gpus: GPUs of the learner.
         eval_num_gpus: GPUs of one policy server.
-        model_cfg: Arguments of the network; for `actor_critic` the sizes of the hidden layers and
-            the activation, for `recurrent_actor_critic` also the units of its `memory`.
+        model_cfg: Arguments of the network: sizes of its `hidden` layers, `activation`, and what
+            docs/learning.md lists for each `type`.
         optim_cfg: Arguments of the optimizer that a `module:Class` makes in `setup_optimizer`;
             `learner.algorithm: policy` trains with it, others make their own, with `train.lr`.
         rollout_mode: Whether `PolicyGroup.rollout_batch` returns responses (`sync`) or futures of
@@ -224,6 +238,13 @@ class PolicyConfig(Config):
         device: `auto` takes CUDA when there is one; else a torch device.
         max_batch_rows: Rows in one inference at most.
         max_wait_us: Microseconds that the oldest row may wait for others to join its batch.
+        pad_batches: Let every batch have one of few sizes, the powers of two and `max_batch_rows`,
+            each of which is warmed up before the first answer: rows of zeros, whose answers nobody
+            sees, fill it. `auto`: on CUDA; `always`, `never`.
+        compile: Mode of `torch.compile` for the networks that act: `default`, `reduce-overhead`
+            (CUDA graphs, one for each size of batch), `max-autotune`; `none` runs them as they are.
+        autocast: Type in which the networks that act compute where torch deems that safe:
+            `bfloat16`, `float16`; `none`: that of their weights.
         inline_below_us: On the CPU, batches whose inference is known to take less than this run on
             the event loop, which saves two thread switches; 0: none do.
         queue_rows: Rows that may wait for inference; more are refused.
@@ -255,6 +276,9 @@ class PolicyConfig(Config):
     device: str = "auto"
     max_batch_rows: int = Field(default=4096, ge=1)
     max_wait_us: int = Field(default=0, ge=0)
+    pad_batches: Literal["auto", "always", "never"] = "auto"
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
     inline_below_us: int = Field(default=200, ge=0)
     queue_rows: int = Field(default=65536, ge=1)
     queue_bytes: int = Field(default=256 * 2**20, ge=1)
@@ -460,6 +484,9 @@ class LogConfig(Config):
         latency: Measure how long each stage takes.
         trace_every: Trace every so many steps of each group into `trace.json` of the run's folder,
             which Perfetto shows; 0: none.
+        otlp_endpoint: URL of a collector of OpenTelemetry, such as http://127.0.0.1:4317, to which
+            env servers send what they trace as spans, by OTLP over gRPC; None: nowhere. Needs the
+            extra `otel`.
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -471,6 +498,24 @@ class LogConfig(Config):
     mode: str | None = None
     latency: bool = True
     trace_every: int = Field(default=0, ge=0)
+    otlp_endpoint: str | None = None
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def check_otlp_endpoint(cls, endpoint: str | None) -> str | None:
+        """Refuses what is no URL of a collector."""
+        if endpoint is not None and _COLLECTOR.fullmatch(endpoint) is None:
+            raise ValueError(f"expected http://HOST:PORT or https://HOST:PORT, got {endpoint!r}")
+        return endpoint
+
+    @model_validator(mode="after")
+    def check_traces(self) -> Self:
+        """Refuses to send what is not there."""
+        if self.otlp_endpoint is not None and not (self.trace_every and self.latency):
+            raise ValueError(
+                "otlp_endpoint: nothing is traced: set log.trace_every, and leave log.latency on"
+            )
+        return self
 
     @field_validator("name")
     @classmethod

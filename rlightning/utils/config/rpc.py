@@ -44,6 +44,9 @@ class RpcConfig(Config):
         max_sessions: Open sessions per method.
         info_budget_bytes: What a message may hold besides the observations and actions that its
             session's spec declares, in bytes.
+        shared_memory_bytes: What a session may have of memory that both sides share if they are
+            processes of one user on one Linux host, in bytes; large tensors of requests then do not
+            pass through the connection. 0: none.
     """
 
     max_message_bytes: int = Field(default=80 * MIB, ge=64 * 2**10, le=2**31 - 1)
@@ -57,6 +60,7 @@ class RpcConfig(Config):
     keepalive_timeout_s: float = Field(default=5.0, gt=0)
     max_sessions: int = Field(default=1024, ge=1)
     info_budget_bytes: int = Field(default=MIB, ge=4096)
+    shared_memory_bytes: int = Field(default=64 * MIB, ge=0, le=2**40)
 
     @model_validator(mode="after")
     def _check_times(self) -> Self:

@@ -13,7 +13,7 @@ from rlightning.errors import (
     PreconditionError,
     ResourceExhaustedError,
 )
-from tests.integration.buffer.harness import act, asking, buffer_server, inserting
+from tests.integration.buffer.harness import act, asking, buffer_server, inserting, sampling
 from tests.unit.buffer.scripted import ScriptedEnv, check_transitions
 
 REPLAY: dict[str, Any] = {"type": "ReplayBuffer", "auto_truncate_episode": True, "capacity": 1000}
@@ -108,6 +108,22 @@ async def test_what_is_too_much_at_once_comes_in_pages() -> None:
             await asker.get()
         pages = [check_transitions(page) async for page in asker.pages(250)]
         assert pages == [250] * 4
+
+
+async def test_a_large_table_with_text_comes_at_once() -> None:
+    count = 12_000  # more strings than a message that nobody asked for may have
+    tasks = [f"lift {number % 7}" for number in range(count)]
+    async with (
+        buffer_server(**{**REPLAY, "capacity": count}) as buffers,
+        asking(buffers.address) as asker,
+        sampling(buffers.address, batch_size=count) as learner,
+    ):
+        buffers.table.buffer.add_episode({"reward": np.arange(count), "task": tasks})
+        buffers.table.changed()
+        columns = await asker.get()
+        assert list(columns["task"]) == tasks
+        batch = await learner.next_batch(20)
+        assert batch.columns["task"][0] == tasks[batch.columns["reward"][0]]
 
 
 async def test_pages_of_episodes_count_episodes() -> None:

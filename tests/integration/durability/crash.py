@@ -52,11 +52,25 @@ FAILPOINTS = {
     "checkpoint.pruned": 1,
 }
 POWER_FAILPOINTS = {"journal.synced": 12}
+# And of a batch that leaves.
+LEAVING_FAILPOINTS = {"sample.lent": 12, "sample.released": 12}
+
+QUEUE = {"rate_limiter": {"queue_size": 40}}
+BATCH = 8
+ROLLOUTS = {"type": "RolloutBuffer", "rollout_length": 8, "max_rollouts": 3}
+LENGTH = 8
 
 
 def ends(row: int, episode: int) -> tuple[int, bool]:
     """Episodes of 3 to 13 steps, every other one terminated."""
     return 3 + (episode * 7 + row) % 11, episode % 2 == 0
+
+
+@dataclass
+class Stop:
+    """After how many steps the writers end; None while they go on."""
+
+    at: int | None = None
 
 
 @dataclass
@@ -67,10 +81,14 @@ class Writer:
     env: ScriptedEnv
     expected: list[list[tuple[int, int]]] = field(default_factory=list)
 
-    async def act(self, stop: asyncio.Event) -> None:
+    @property
+    def steps(self) -> int:
+        return len(self.expected[0]) if self.expected else 0
+
+    async def act(self, stop: Stop) -> None:
         self.expected = [[] for _ in self.env.rows]
         env_ret = self.env.reset()
-        while not stop.is_set():
+        while stop.at is None or self.steps < stop.at:
             await self.client.insert(env_ret, answer(env_ret))
             for row, steps in enumerate(self.expected):
                 steps.append((int(self.env.episode[row]), int(self.env.step_count[row])))
@@ -127,7 +145,8 @@ async def crash(
         seed: Of what is random.
         failpoints: Where it may die by itself, and a passage that is soon reached there.
         plan: Where it dies, in this order; "" for a kill at a random moment. Default: half of each.
-        server: Keys of the section `buffer`.
+        server: Keys of the section `buffer`. What a queue or rollouts hand out is checked as it is
+            used: each transition once, in order.
 
     Returns:
         How often it died of what.
@@ -136,7 +155,8 @@ async def crash(
     deaths: Counter[str] = Counter()
     running = Server(folder, **server)
     running.start()
-    stop = asyncio.Event()
+    stop = Stop()
+    leaves = "rate_limiter" in server or "type" in server
     if not plan:
         plan = [*failpoints, *[""] * len(failpoints)]
         rng.shuffle(plan)
@@ -148,12 +168,14 @@ async def crash(
                 env.rows = env.rows + number * ROWS  # so that a transition says whose it is
                 client = InsertClient(running.address, spec=env.meta, rpc=RPC)
                 writers.append(Writer(await stack.enter_async_context(client), env))
+            batch_size = (0 if "type" in server else BATCH) if leaves else 16
             learner = await stack.enter_async_context(
-                SampleClient(running.address, batch_size=16, prefetch=1, rpc=RPC)
+                SampleClient(running.address, batch_size=batch_size, prefetch=1, rpc=RPC)
             )
+            used: list[Any] = []
             asked = await stack.enter_async_context(BufferClient(running.address, rpc=RPC))
             acting = [asyncio.create_task(writer.act(stop)) for writer in writers]
-            learning = asyncio.create_task(sample(learner))
+            learning = asyncio.create_task(sample(learner, used))
             for kill in range(kills):
                 name = plan[kill % len(plan)]
                 if name:
@@ -166,12 +188,16 @@ async def crash(
                     deaths["kill -9"] += 1
                 running.start()
             await progress(writers, 5, acting)
-            stop.set()
+            stop.at = (max(writer.steps for writer in writers) // LENGTH + 2) * LENGTH
             await asyncio.gather(*acting)
             check_alive([learning])
-            learning.cancel()
             await asked.truncate([writer.env.env_id for writer in writers])
-            check(await asked.get(), writers, server.get("capacity", 10**6))
+            if leaves:
+                await all_used(used, len(writers) * ROWS * stop.at, learning)
+                check_used(used, writers)
+            else:
+                check(await asked.get(), writers, server.get("capacity", 10**6))
+            learning.cancel()
             assert not any(writer.client.rebased for writer in writers)
     finally:
         if running.process.child.poll() is None:
@@ -216,10 +242,35 @@ def check_alive(tasks: Sequence[asyncio.Task[None]]) -> None:
             task.result()
 
 
-async def sample(learner: SampleClient) -> None:
+async def sample(learner: SampleClient, used: list[Any]) -> None:
     """Checks that what is sampled meanwhile belongs together."""
     while True:
-        check_transitions((await learner.next_batch()).columns)
+        columns = (await learner.next_batch()).columns
+        check_transitions(columns)
+        used.append(columns)
+
+
+async def all_used(used: list[Any], total: int, learning: asyncio.Task[None]) -> None:
+    """Waits until so many transitions were used, or more."""
+
+    def reached() -> bool:
+        check_alive([learning])
+        return sum(columns["reward"].size for columns in used) >= total
+
+    await assert_eventually(reached, PATIENCE_S)
+
+
+def check_used(used: list[Any], writers: list[Writer]) -> None:
+    """Asserts that every transition was handed out once, in the order of its row."""
+    seen: dict[int, list[tuple[int, int]]] = {}
+    for columns in used:
+        rows = columns["observation"][..., 0].ravel().tolist()
+        pairs = zip(columns["episode_id"].ravel(), columns["step"].ravel(), strict=True)
+        for row, (episode, step) in zip(rows, pairs, strict=True):
+            seen.setdefault(int(row), []).append((int(episode), int(step)))
+    for writer in writers:
+        for row, expected in zip(writer.env.rows.tolist(), writer.expected, strict=True):
+            assert seen[row] == expected, row
 
 
 def check(columns: dict[str, Any], writers: list[Writer], capacity: int) -> None:
@@ -246,6 +297,8 @@ def main() -> None:
         {},
         {"capacity": EVICTING},
         {"durability": "power", "failpoints": {**FAILPOINTS, **POWER_FAILPOINTS}},
+        {**QUEUE, "failpoints": {**FAILPOINTS, **LEAVING_FAILPOINTS}},
+        {**ROLLOUTS, "failpoints": {**FAILPOINTS, **LEAVING_FAILPOINTS}},
     ]
     for number, variant in enumerate(variants):
         begun = time.monotonic()

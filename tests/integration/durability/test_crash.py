@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.integration.durability.crash import EVICTING, FAILPOINTS, POWER_FAILPOINTS, crash
+from tests.integration.durability.crash import (
+    EVICTING,
+    FAILPOINTS,
+    LEAVING_FAILPOINTS,
+    POWER_FAILPOINTS,
+    QUEUE,
+    ROLLOUTS,
+    crash,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -15,14 +23,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all is kept": {},
     "the oldest are overwritten": {"capacity": EVICTING},
     "power": {"durability": "power", "failpoints": {**FAILPOINTS, **POWER_FAILPOINTS}},
+    "a queue": {**QUEUE, "failpoints": LEAVING_FAILPOINTS},
+    "rollouts": {**ROLLOUTS, "failpoints": LEAVING_FAILPOINTS},
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 async def test_what_was_acked_is_there_once(variant: str, tmp_path: Path) -> None:
     number = list(VARIANTS).index(variant)
-    deaths = await crash(tmp_path, kills=2, seed=number, **VARIANTS[variant])
-    assert sum(deaths.values()) >= 2
+    kills = 1 if variant in ("a queue", "rollouts") else 2
+    deaths = await crash(tmp_path, kills=kills, seed=number, **VARIANTS[variant])
+    assert sum(deaths.values()) >= kills
 
 
 @pytest.mark.crash

@@ -339,15 +339,6 @@ async def test_checkpoints_need_a_folder() -> None:
         ({"durability": "process"}, "durability 'process' needs a data_dir"),
         ({"restore": "latest"}, "restore 'latest' needs a data_dir"),
         ({"checkpoint_interval_s": 5}, "checkpoint_interval_s needs a data_dir"),
-        ({"type": "RolloutBuffer", "data_dir": "x"}, "data_dir: not with type 'RolloutBuffer'"),
-        (
-            {"rate_limiter": {"queue_size": 3}, "data_dir": "x"},
-            r"data_dir: not with rate_limiter\.queue_size",
-        ),
-        (
-            {"tables": {"a": {}, "b": {"rate_limiter": {"queue_size": 3}}}, "data_dir": "x"},
-            r"data_dir: not with tables\.b\.rate_limiter\.queue_size",
-        ),
         ({"tables": {"a": {"data_dir": "x"}}}, r"a\.data_dir: the server has one for all"),
         ({"durability": "disk"}, "durability"),
     ],

@@ -133,6 +133,17 @@ def test_rows_that_differ_and_actions_that_do_not_fit():
         envs.close()
 
 
+def test_rows_that_come_some_at_a_time_are_refused():
+    task, kwargs = "tests.unit.env.test_autoreset:Rows", {"mode": "NextStep"}
+    with env_server(hosted(task, num_envs=3, env_kwargs=kwargs)) as server:
+        envs = RemoteVectorEnv(server.address)
+        envs.reset()
+        with pytest.raises(ConfigError, match="gave only its rows .* in the same step"):  # noqa: PT012
+            for _ in range(6):
+                envs.step(np.zeros((3, 1), np.float32))
+        envs.close()
+
+
 def test_a_failing_row_is_told_and_the_others_are_there():
     with env_server(hosted(f"{ENVS}:Breaking", num_workers=2)) as server:
         envs = RemoteVectorEnv(server.address)

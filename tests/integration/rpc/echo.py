@@ -24,6 +24,7 @@ METHOD = "/rlightning.v1.PolicyService/Act"
 class EchoHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
     request_type = pb.ActRequest
     response_type = pb.ActResponse
+    shares_memory = True
 
     def __init__(self, expected: EnvMeta | None = None) -> None:
         self.expected = expected

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -22,7 +23,7 @@ from rlightning.testing import ServerProcess, assert_eventually
 from rlightning.types import EnvMeta, EnvRet
 from rlightning.utils.config.rpc import ListenConfig, RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
-from rlightning.wire import Reader, Writer, fill_env_ret
+from rlightning.wire import Reader, Writer, fill_env_ret, read_policy_response
 from tests.integration.rpc.echo import METHOD, EchoService
 
 # Short enough for tests to wait for, long enough for a busy machine.
@@ -46,6 +47,7 @@ class EchoClient:
         self.pending: dict[int, tuple[EnvRet, asyncio.Future[pb.ActAnswer]]] = {}
         self.welcomes: list[pb.ActWelcome] = []
         self.answered: list[int] = []
+        self.echoed: Any = None
         self.failures: list[RemoteError] = []
         self.seq = 0
         self.explode = False
@@ -74,7 +76,10 @@ class EchoClient:
         return future.result()
 
     def encode(self, seq: int, env_ret: EnvRet, epoch: int | None = None) -> bytes:
-        writer, request = Writer(), self.session.new_request()
+        request, memory = self.session.new_request(), self.session.memory
+        if memory is not None:
+            memory.begin(request.timing.sent_ns)
+        writer = Writer(memory=memory)
         request.step.seq = seq
         request.step.epoch = self.session.epoch if epoch is None else epoch
         fill_env_ret(request.step.env_ret, env_ret, writer)
@@ -89,7 +94,10 @@ class EchoClient:
         if self.explode:
             raise ZeroDivisionError
         answer = reader.message.answer
+        if self.session.memory is not None:
+            self.session.memory.free(reader.message.timing.echo_sent_ns)
         self.answered.append(answer.seq)
+        self.echoed = read_policy_response(answer.response, reader).action
         entry = self.pending.pop(answer.seq, None)
         if entry is not None and not entry[1].done():
             entry[1].set_result(answer)

@@ -1,126 +1,91 @@
-"""Methods without a session: one message or many, either way."""
+"""Calls are counted by method and by what came of them."""
 
-from __future__ import annotations
+import json
 
-import asyncio
-import time
-from contextlib import aclosing
+import grpc
 
-import pytest
+from rlightning.rpc.channel import connect
+from rlightning.rpc.health import check
+from rlightning.rpc.metrics import Metrics
+from rlightning.rpc.server import serve
+from rlightning.testing import assert_eventually
+from rlightning.utils.config import ClientAuthConfig, ListenConfig
+from tests.integration.rpc.echo import METHOD, EchoService
+from tests.integration.rpc.harness import FAST, EchoClient, hello, status_of
 
-from rlightning.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
-from rlightning.rpc.channel import connect, stream_unary, unary_stream
-from rlightning.utils.config.rpc import RpcConfig
-from rlightning.v1 import policy_service_pb2 as pb
-from tests.integration.rpc.harness import FAST, running
-
-PULL = "/rlightning.v1.PolicyService/PullWeights"
-PUBLISH = "/rlightning.v1.PolicyService/PublishWeights"
+TOKEN = "of-this-test-and-it-only"
 
 
-def pull(channel, count: int, timeout: float = 5):
-    request = pb.PullWeightsRequest(min_policy_version=count)
-    return aclosing(unary_stream(channel, PULL, request, pb.PullWeightsResponse, timeout=timeout))
+def counted(server):
+    """The samples of all metrics of calls by name, method and code."""
+    metrics = Metrics()
+    server.measure(metrics)
+    return {
+        (sample.name, sample.labels["grpc_method"], sample.labels.get("grpc_code")): sample
+        for family in metrics.families()
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
 
 
-async def chunks(channel, count: int):
-    async with pull(channel, count) as responses:
-        async for response in responses:
-            yield response.chunk
+async def test_sessions_refusals_and_calls_without_a_session_are_counted(tmp_path):
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text(json.dumps([{"name": "us", "token": TOKEN, "scopes": ["actor"]}]))
+    listen = [ListenConfig(tokens=str(tokens))]
+    server = await serve(EchoService(FAST), rpc=FAST, listen=listen)
+    try:
+        await server.ready()
+        for _ in range(3):
+            await check(server.address)
+        auth = ClientAuthConfig(token=TOKEN)
+        async with connect(server.address, rpc=FAST, auth=auth) as channel:
+            client = EchoClient(channel)
+            await client.session.start(5.0)
 
+            def open_calls():
+                found = counted(server)
+                started = found.get(("grpc_server_started_total", "Act", None))
+                return started is not None and started.value == 1 and len(found) > 3
 
-async def publish(channel, *chunks: bytes) -> int:
-    async def requests():
-        for chunk in chunks:
-            yield pb.PublishWeightsRequest(chunk=chunk)
+            await assert_eventually(open_calls)
+            assert ("grpc_server_handled_total", "Act", "OK") not in counted(server)
+            await client.session.close()
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            call = channel.stream_stream(METHOD)()
+            assert (await status_of(call))[0] is grpc.StatusCode.UNAUTHENTICATED
+            call = channel.stream_stream(METHOD)(metadata=(("authorization", f"Bearer {TOKEN}"),))
+            await call.write(hello("a", version=99))
+            assert (await status_of(call))[0] is grpc.StatusCode.FAILED_PRECONDITION
+            for name in ("Nothing", "x" * 1000):
+                call = channel.stream_stream(f"/rlightning.v1.PolicyService/{name}")()
+                await status_of(call)
 
-    response = await stream_unary(
-        channel, PUBLISH, requests(), pb.PublishWeightsResponse, timeout=5
-    )
-    return response.policy_version
+        def ended():
+            handled = {
+                (key[1], key[2]): sample.value
+                for key, sample in counted(server).items()
+                if key[0] == "grpc_server_handled_total"
+            }
+            return handled == {
+                ("Check", "OK"): 3,
+                ("Act", "OK"): 1,
+                ("Act", "UNAUTHENTICATED"): 1,
+                ("Act", "FAILED_PRECONDITION"): 1,
+            }
 
-
-async def test_many_answers_come_in_order():
-    async with running() as (_, server), connect(server.address, rpc=FAST) as channel:
-        assert [chunk[0] async for chunk in chunks(channel, 100)] == list(range(100))
-
-
-async def test_an_error_after_some_answers_is_raised_after_them():
-    async with running() as (_, server), connect(server.address, rpc=FAST) as channel:
-        got = chunks(channel, 2)
-        assert [await anext(got), await anext(got)] == [b"\0", b"\1"]
-        with pytest.raises(NotFoundError, match="no more"):
-            await anext(got)
-
-
-async def test_leaving_early_ends_the_call():
-    async with running() as (_, server), connect(server.address, rpc=FAST) as channel:
-        async with pull(channel, 1) as responses:
-            assert (await anext(responses)).chunk == b"\0"
-        begun = time.monotonic()
-        await server.stop(grace_s=30)
-        assert time.monotonic() - begun < 15
-
-
-async def test_an_open_call_does_not_hold_up_the_stop():
-    async with (
-        running() as (_, server),
-        connect(server.address, rpc=FAST) as channel,
-        pull(channel, 1) as responses,
-    ):
-        await anext(responses)
-        begun = time.monotonic()
-        await server.stop(grace_s=30)
-        assert time.monotonic() - begun < 15
-        with pytest.raises(UnavailableError):
-            await anext(responses)
-
-
-async def test_many_requests_get_one_answer():
-    async with running() as (_, server), connect(server.address, rpc=FAST) as channel:
-        assert await publish(channel, bytes(10), bytes(20)) == 30
-        assert await publish(channel) == 0
-
-
-async def test_a_refusal_comes_before_all_requests_were_sent():
-    async with running() as (_, server), connect(server.address, rpc=FAST) as channel:
-        with pytest.raises(InvalidRequestError, match="an empty chunk"):
-            await publish(channel, b"", *[bytes(2**20)] * 50)
-
-
-async def test_a_request_past_the_cap_is_not_sent():
-    small = RpcConfig(max_message_bytes=2**17)
-    async with running() as (_, server), connect(server.address, rpc=small) as channel:
-        with pytest.raises(ResourceExhaustedError, match=r"services\.policy\.rpc\.max_message"):
-            await publish(channel, bytes(2**17))
-
-
-async def test_a_call_to_nobody_is_unavailable():
-    async with connect("127.0.0.1:1", rpc=FAST) as channel:
-        with pytest.raises(UnavailableError, match="cannot connect"):
-            await publish(channel, bytes(10))
-        with pytest.raises(UnavailableError, match="cannot connect"):
-            await anext(chunks(channel, 1))
-
-
-async def test_a_cancelled_call_raises_what_cancels_it():
-    async with running() as (_, server), connect(server.address, rpc=FAST) as channel:
-        calling = asyncio.create_task(publish_forever(channel))
-        await asyncio.wait({calling}, timeout=0.05)
-        calling.cancel()
-        await asyncio.wait({calling})
-        assert calling.cancelled()
-
-
-async def publish_forever(channel) -> None:
-    async def requests():
-        while True:
-            yield pb.PublishWeightsRequest(chunk=bytes(10))
-            await asyncio.sleep(0.01)
-
-    await stream_unary(channel, PUBLISH, requests(), pb.PublishWeightsResponse, timeout=5)
+        await assert_eventually(ended)
+    finally:
+        await server.stop(grace_s=0)
+    found = counted(server)
+    act = found["grpc_server_started_total", "Act", None]
+    assert act.labels == {
+        "grpc_type": "bidi_stream",
+        "grpc_service": "rlightning.v1.PolicyService",
+        "grpc_method": "Act",
+    }
+    assert act.value == found["grpc_server_handling_seconds_count", "Act", None].value == 3
+    assert found["grpc_server_handling_seconds_sum", "Act", None].value > 0
+    # Hello and farewell of the one, the hello of another; and a welcome.
+    assert found["grpc_server_msg_received_total", "Act", None].value >= 3
+    assert found["grpc_server_msg_sent_total", "Act", None].value >= 1
+    assert {method for _, method, _ in found} == {"Act", "Check"}

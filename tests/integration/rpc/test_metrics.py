@@ -110,7 +110,7 @@ def test_what_is_no_address_is_refused(given):
 
 CONFIG = """
 env: {name: cart, backend: gymnasium, task: CartPole-v1, num_envs: 4}
-buffer: {type: ReplayBuffer, capacity: 1000}
+buffer: {type: ReplayBuffer, capacity: 1000, durability: process, data_dir: DATA}
 policy: {initial_weights: random, device: cpu}
 services:
   env: {metrics: 0}
@@ -130,7 +130,12 @@ SERVICES = {
     "buffer": {
         *("rlightning_buffer_items", "rlightning_buffer_capacity", "rlightning_insert"),
         *("rlightning_insert_duplicate", "rlightning_queue_depth", "rlightning_buffer_rows"),
+        *("rlightning_buffer_bytes", "rlightning_journal_write_seconds"),
     },
+}
+CALLS = {
+    *("grpc_server_started", "grpc_server_handled", "grpc_server_handling_seconds"),
+    *("grpc_server_msg_received", "grpc_server_msg_sent"),
 }
 STAGES = {
     "env": {"encode", "uplink", "queue", "inference", "downlink", "decode", "total", "insert_ack"},
@@ -142,7 +147,7 @@ STAGES = {
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_every_service_shows_its_metrics_while_it_works(tmp_path):
-    with Services(tmp_path, CONFIG) as services:
+    with Services(tmp_path, CONFIG.replace("DATA", str(tmp_path / "data"))) as services:
         services.wait_serving(timeout_s=90)
         for name in services.processes:
             address = json.loads((tmp_path / name / "announced.json").read_text())["metrics"]
@@ -158,6 +163,7 @@ def test_every_service_shows_its_metrics_while_it_works(tmp_path):
             wait_until(shown, 30, f"{name} does not show its metrics")
             text = fetch(address)
             assert text.count("\n") < 1500
+            assert families(text).keys() >= CALLS
             assert "cart" not in text  # no names of envs or clients: their number has no bound
             sessions = families(text)["rlightning_sessions"].samples
             assert {s.labels["state"] for s in sessions} == {"connected", "away"}

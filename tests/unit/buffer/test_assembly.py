@@ -233,6 +233,28 @@ def test_the_executed_action_is_stored_with_the_policys_own_beside_it() -> None:
     np.testing.assert_array_equal(columns["action_source"], [1, 2, 3, 1, 1, 3])
 
 
+@pytest.mark.parametrize(
+    ("executed", "said"),
+    [
+        (np.array([0.5, 1.5]), r"executed_action: expected int64 \[\], got float64 \[\], as the"),
+        (
+            np.ones((2, 3), np.int64),
+            r"executed_action: expected int64 \[\], got int64 \[3\], as the",
+        ),
+        ({"arm": np.ones(2, np.int64)}, r"executed_action\.arm: expected int64 \[\]"),
+    ],
+)
+def test_the_first_executed_action_has_to_be_of_the_action_space(executed: Any, said: str) -> None:
+    buffer, env = collecting(), ScriptedEnv(2)
+    run(buffer, env, 1)
+    env_ret = env.step()
+    env_ret.executed_action = executed
+    with pytest.raises(InvalidRowError, match=said):
+        insert(buffer, env_ret)
+    env_ret.executed_action = np.array([7, 8])
+    insert(buffer, env_ret)
+
+
 def test_an_executed_action_may_look_otherwise_than_the_policys_chunk() -> None:
     buffer = collecting()
     env = ScriptedEnv(2)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlightning.buffer import BufferConfig, ReplayBuffer, SamplerConfig
+from rlightning.buffer import BufferConfig, ReplayBuffer, SamplerConfig, sampled_table
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.utils.layout import iter_arrays
 from rlightning.errors import InvalidRowError
@@ -91,7 +91,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         buffer.sample(8, out=[{**batch, "reward": fixed}])
 
 
-def test_a_table_writes_into_what_was_encoded_only() -> None:
+def test_a_table_writes_into_what_was_encoded_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled_table, "LEAST_BYTES", 0)
     table = BufferTable("t", BufferConfig(type="ReplayBuffer", capacity=40))
     table.buffer.add_episode(episode(30))
     first = table.take(16)

@@ -78,8 +78,10 @@ def test_envs_step_in_processes_and_make_others():
         assert [one["pid"] for one in venv.step([0, 0])[3]] == processes  # the same processes
 
         with pytest.raises(EnvError, match="RuntimeError: too far"):
-            venv.step([11], id=[0])
-        assert venv.step([1], id=[0])[1].tolist() == [0.5]  # which does not end it
+            venv.step([11, 2])
+        # Which does not end it, and what came of the other is not taken for what comes next.
+        states = [one["state"].tolist() for one in venv.step([1, 1])[0]]
+        assert states == [[1, 1], [7, 3]]
         with pytest.raises(EnvError, match="no such task"):
             venv.reconfigure_env_fns([partial(Arm, -1)], id=[1])
         with pytest.raises(EnvError, match="there is no env"):

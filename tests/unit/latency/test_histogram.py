@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-import tracemalloc
 
 import pytest
 
@@ -151,22 +150,3 @@ def test_what_is_off_records_nothing():
     stats.record("queue", 1.0)
     stats.record("other", 1.0)
     assert [histogram.count for histogram in stats.values()] == [0, 0]
-
-
-def test_memory_is_flat_however_much_is_recorded():
-    stats = LatencyStats("encode", "uplink")
-
-    def record(count):
-        for number in range(count):
-            stats.record("encode", (number % 997) * 1e-6)
-            stats.record("uplink", (number % 911) * 1e-5, 1e-6)
-
-    record(2_000)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        record(20_000)
-        grown = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert grown < 50_000  # two lists that gather, half full or not

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 from rlightning.latency import STAGES, ActTimes
-from rlightning.latency.clock import OneWay
 from rlightning.latency.trace import TraceFile, TraceLog, trace_step
+from rlightning.latency.ways import OneWay
 
 WAYS = OneWay(3e-6, 4e-6, 1e-6)
 

@@ -8,6 +8,7 @@ import torch
 from rlightning.errors import ConfigError, PolicyError
 from rlightning.learner import build_learner
 from rlightning.learner.ppo import estimate_advantages
+from rlightning.learner.state_file import dump_state, load_state
 from rlightning.policy import ActorCriticPolicy
 from rlightning.policy.weights import load_weights, parse_weights
 from rlightning.types import ActionSource, EnvMeta
@@ -131,9 +132,7 @@ def test_truncated_and_cut_are_learned_from_alike():
     assert weights_after(make_columns(truncated=where)) == weights_after(make_columns(cut=where))
 
 
-@pytest.mark.parametrize(
-    "source", [ActionSource.HUMAN, ActionSource.HOLD, ActionSource.ZERO, ActionSource.CLIPPED]
-)
+@pytest.mark.parametrize("source", [ActionSource.HUMAN, ActionSource.HOLD, ActionSource.ZERO])
 def test_nothing_is_learned_from_actions_that_were_not_the_policys(source):
     columns = edited(make_columns(), "action_source", (4, 2), source)
     changed = edited(columns, "reward", (4, 2), 1000.0)
@@ -141,6 +140,20 @@ def test_nothing_is_learned_from_actions_that_were_not_the_policys(source):
     changed = edited(changed, "observation", (4, 2), 0.5)
     assert weights_after(columns) == weights_after(changed)
     assert make_ppo().update(columns)["losses/masked_rows"] == 1.0
+
+
+def test_a_clipped_action_is_learned_from_as_the_policy_chose_it():
+    box = gym.spaces.Box(-1, 1, (1,), np.float32)
+    chosen = np.random.default_rng(1).normal(size=(T, N, 1)).astype(np.float32)
+    plain = make_columns(action=chosen)
+    clipped = np.abs(chosen[..., 0]) > 1
+    executed = {
+        **make_columns(action=chosen.clip(-1, 1), policy_action=chosen),
+        "action_source": np.where(clipped, ActionSource.CLIPPED, ActionSource.POLICY).astype("i1"),
+    }
+    assert clipped.any()
+    assert weights_after(executed, action=box) == weights_after(plain, action=box)
+    assert make_ppo(action=box).update(executed)["losses/masked_rows"] == 0.0
 
 
 def test_nothing_is_learned_from_actions_that_had_no_answer_of_their_own():
@@ -296,6 +309,50 @@ def test_learns_a_continuous_action():
         }
         ppo.update(columns)
     assert abs(mean.mean() - 1.0) < 0.3
+
+
+def test_what_both_networks_have_in_common_is_trained_by_both():
+    space = gym.spaces.Box(0, 255, (1, 8, 8), np.uint8)
+    model = {"convolutions": [[4, 4, 2]], "features": 8, "hidden": []}
+
+    def make():
+        return make_ppo(observation=space, policy={"model_cfg": model})
+
+    def pictures(rng):
+        rng = np.random.default_rng(rng)
+        names = ("observation", "next_observation")
+        return {name: rng.integers(0, 256, (T, N, 1, 8, 8), np.uint8) for name in names}
+
+    ppo, resumed = make(), make()
+    before = parse_weights(ppo.weights())
+    ppo.update(make_columns(**pictures(0)))
+    after = parse_weights(ppo.weights())
+    moved = [name for name in after if not torch.equal(after[name], before[name])]
+    assert [name for name in moved if name.startswith("features.")] == [
+        name for name in after if name.startswith("features.")
+    ]
+    resumed.restore(load_state(dump_state(ppo.state())))
+    for one in (ppo, resumed):
+        one.update(make_columns(1, **pictures(1)))
+    assert resumed.weights() == ppo.weights()
+
+
+def test_scales_of_observations_follow_what_was_learned_from_after_the_update():
+    def make(normalize):
+        return make_ppo(policy={"model_cfg": {"hidden": [16], "normalize": normalize}})
+
+    ppo, plain = make(True), make(False)
+    columns = make_columns()
+    for one in (ppo, plain):
+        one.update(columns)
+    rows = columns["observation"].reshape(-1, 3)
+    norm = ppo.policy.actor[0].norm
+    assert norm is ppo.policy.critic[0].norm
+    np.testing.assert_allclose(norm.mean, rows.mean(0), atol=1e-5)
+    weights, without = (parse_weights(one.weights()) for one in (ppo, plain))
+    assert torch.equal(weights["actor.0.norm.mean"], norm.mean)
+    # The rollout itself was seen as the policy saw it when it acted.
+    assert all(torch.equal(weights[name], without[name]) for name in without)
 
 
 def test_a_rollout_without_log_prob_is_refused():

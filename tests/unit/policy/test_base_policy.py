@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlightning.errors import ConfigError, PolicyError
+from rlightning.errors import ConfigError, InvalidRequestError, PolicyError
 from rlightning.policy import (
     ActorCriticPolicy,
     BasePolicy,
@@ -94,6 +94,30 @@ def test_weights_have_flat_names_and_a_fingerprint(tmp_path: Path) -> None:
     fingerprint = other.get_param_fingerprint()
     assert fingerprint == policy.get_param_fingerprint()
     assert fingerprint["net.bias"] == pytest.approx(float(policy.net.bias.detach().norm()))
+
+
+def test_weights_that_were_received_are_used_when_it_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trained, acting = make(), make()
+    trained.net.bias.data.fill_(7.0)
+    acting.receive_weights(policy_weights(trained), 3)
+    trained.net.bias.data.fill_(8.0)
+    assert acting.wait_for_weight_update_done()
+    assert acting.get_param_fingerprint()["net.bias"] != pytest.approx(7 * 2**0.5)
+    assert acting.weights_version == 0
+    acting.notify_update_weights()
+    assert acting.wait_for_weight_update_done(timeout=0)
+    assert acting.get_param_fingerprint()["net.bias"] == pytest.approx(7 * 2**0.5)
+    assert acting.weights_version == 3
+    with pytest.raises(InvalidRequestError, match="net.bias: missing"):
+        acting.receive_weights({"net.weight": trained.net.weight}, 4)
+    assert (acting.get_num_requests(), acting.check_idle()) == (0, True)
+    acting.latency.record("rollout_step", 0.5)
+    with caplog.at_level("DEBUG"):
+        acting.print_timing_summary(reset=True)
+    assert "policy rollout_step: {'count': 1" in caplog.text
+    assert not acting.latency
 
 
 def test_rollout_step_gets_rows_of_all_groups_and_the_mode() -> None:

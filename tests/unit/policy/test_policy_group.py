@@ -147,12 +147,14 @@ def test_async_policies_answer_on_threads_and_swap_weights_between_batches() -> 
     assert first.is_future
     assert began.wait(20)
     assert group.get_num_requests() == [1, 0]
+    assert (acting[0].get_num_requests(), acting[0].check_idle()) == (1, False)
     # The other one has less to do.
     second = group.rollout_batch(BatchedData(["b"], [env_ret(env_id="b")]))
     assert second["b"].result(20).env_id == "b"
     group._train_list[0].net.bias.data.fill_(7.0)  # type: ignore[attr-defined]
     group.sync_weights()
     assert not group.wait_for_eval_weight_update(timeout=0.01)
+    assert not acting[0].wait_for_weight_update_done(timeout=0.01)
     assert not first["a"].done()
     let_go.set()
     assert first["a"].result(20).policy_version == 1

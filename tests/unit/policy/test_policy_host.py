@@ -24,7 +24,7 @@ from rlightning.errors import (
 from rlightning.policy import LocalPolicy, PolicyHost, build_policy, policy_weights
 from rlightning.policy.weight_store import Weights, WeightStore
 from rlightning.policy.weights import dump_weights
-from rlightning.types import EnvMeta, EnvRet, Mode
+from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
 from rlightning.utils.config import PolicyConfig
 from tests.unit.policy.policies import VECTOR, Echo, env_ret, meta
 
@@ -53,6 +53,28 @@ async def test_it_is_warmed_up_with_few_rows_where_they_are_large() -> None:
         async with running(model_cfg={"hidden": [1]}) as host:
             await host.open_group(EnvMeta("a", gym.spaces.Discrete(2), space, 2**20))
     warm_up.assert_called_once_with(16)
+
+
+async def test_who_opens_first_waits_for_what_the_first_inferences_cost_and_no_request_does() -> (
+    None
+):
+    class Cold(Echo):
+        def construct_network(self, env_meta: EnvMeta, **kwargs: Any) -> None:
+            super().construct_network(env_meta, **kwargs)
+            self.sizes: list[int] = []
+
+        def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:
+            self.sizes.append(len(env_ret.observation))
+            return super().rollout_step(env_ret)
+
+    with patch("rlightning.policy.host.build_policy", Cold):
+        async with running() as host:
+            await host.open_group(meta(6))
+            sizes = host._policy.sizes  # type: ignore[attr-defined]
+            assert sizes == [6] * 3
+            await host.open_group(meta(2))
+            await host.enqueue(env_ret(6), Mode.EXPLORE).wait()
+            assert sizes == [6] * 4
 
 
 async def test_a_local_policy_answers_with_versions() -> None:

@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from rlightning.errors import InvalidRequestError, PreconditionError
-from rlightning.rpc.spec import check_spec, diff_spec, session_cap, space_bytes
+from rlightning.rpc.spec import check_spec, diff_spec, session_cap, shared_bytes, space_bytes
 from rlightning.types import EnvMeta
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import space_pb2
@@ -161,3 +161,18 @@ def test_the_error_names_all_differences():
         "the env differs: action_space.n: expected 2, got 3; num_envs: expected 4, got 8"
     )
     assert raised.value.reason == "SPEC"
+
+
+def test_shared_memory_has_room_for_the_largest_message_and_none_where_all_are_small() -> None:
+    picture = spaces.Box(0, 255, (100, 100, 3), np.uint8)
+    rpc = RpcConfig()
+    meta = EnvMeta("env", spaces.Discrete(2), picture, 8)
+    assert shared_bytes(meta, rpc) == 8 * (2 * 30_000 + 8) + 4096
+    assert shared_bytes(meta, rpc, window_bytes=2**20) == shared_bytes(meta, rpc) + 2**20
+    for limit, expected in ((0, 0), (10, 0), (2**17, 2**17)):
+        assert shared_bytes(meta, RpcConfig(shared_memory_bytes=limit)) == expected
+    assert shared_bytes(meta, RpcConfig(max_message_bytes=2**16)) == 2**16
+    small = EnvMeta("env", spaces.Discrete(2), spaces.Box(-1, 1, (4,), np.float32), 1000)
+    assert shared_bytes(small, rpc) == 0
+    for space in (None, spaces.Text(100)):
+        assert shared_bytes(EnvMeta("env", spaces.Discrete(2), space, 8), rpc) == 0
