@@ -39,7 +39,6 @@ async def test_a_learner_reaches_a_buffer_behind_a_slow_line() -> None:
             config=config,
             check=lambda: None,
             waiting=False,
-            hosts_envs=True,
             failed=threading.Event(),
         )
         assert await asyncio.to_thread(learn, launcher) == 8
