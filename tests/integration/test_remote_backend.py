@@ -37,6 +37,7 @@ async def test_a_learner_reaches_a_buffer_behind_a_slow_line() -> None:
             unused.listen[0].address = "127.0.0.1:1"
         launcher = SimpleNamespace(
             config=config,
+            hosts_envs=True,
             check=lambda: None,
             waiting=False,
             failed=threading.Event(),
