@@ -88,7 +88,7 @@ async def act(job: Answer) -> Answer:
 async def first(job: Answer) -> Answer:
     """The first request of a session, and p50 of those after it, in us."""
     env = RawEnv(job["kind"], job["n"], 0)
-    async with PolicyClient(job["address"], spec=env.meta) as client:
+    async with policy_client(job, env) as client:
         env_ret = await env.reset()
         stamps = []
         for _ in range(1 + job["steady"]):

@@ -34,12 +34,18 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
             cells[f"cluster, {name}"] = lambda job=job: steps(
                 ours, address=address(job["kind"]), groups=1, **job
             )
+            cells[f"cluster, same host, {name}"] = lambda job=job: steps(
+                ours, address=address(job["kind"]), groups=1, shared=True, **job
+            )
             cells[f"Ray actors, {name}"] = lambda job=job: steps(ray, **job)
             cells[f"TorchRL, {name}"] = lambda job=job: steps(torchrl, **job)
-            for peer, floors in (("Ray actors", RAY_FLOORS), ("TorchRL", TORCHRL_FLOORS)):
-                subject, reference = f"cluster, {name}", f"{peer}, {name}"
-                title = f"TCP, 1 group / {peer}, {name}"
-                ratios.append(Ratio(title, subject, reference, floor=floors[kind, n]))
+            for how, subject, peer, floors in (
+                ("TCP", "cluster", "Ray actors", RAY_FLOORS),
+                ("same host", "cluster, same host", "TorchRL", TORCHRL_FLOORS),
+            ):
+                title = f"{how}, 1 group / {peer}, {name}"
+                names = f"{subject}, {name}", f"{peer}, {name}"
+                ratios.append(Ratio(title, *names, floor=floors[kind, n]))
         table = run_rounds(cells, rounds=rounds, unit="env steps/s")
         good = report("One group of N rows", table, ratios, slack=slack)
 
