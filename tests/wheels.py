@@ -1,8 +1,8 @@
-"""Resolves what a client needs, from wheels alone, for machines that are not this one: `python -m tests.wheels`.
+"""Resolves what a client needs, from wheels alone, for machines that are not this one: `python -m tests.wheels [VERSIONS]`.
 
-For each platform and each CPython 3.10-3.13, pip chooses among the wheels of the package index as it would there,
-and installs nothing; of most wheels it fetches the metadata only. The base install and the extra `robot`. Markers in
-requirements (`sys_platform == ...`) are those of this machine. Exits with 1 when one does not resolve.
+For each platform and each CPython 3.10-3.13, or those that are named, pip chooses among the wheels of the package index as
+it would there, and installs nothing; of most wheels it fetches the metadata only. The base install and the extra `robot`.
+Markers in requirements (`sys_platform == ...`) are those of this machine. Exits with 1 when one does not resolve.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> int:
         tries = {
             (platform, version): threads.submit(resolve, wheel, tags, version)
             for platform, tags in PLATFORMS.items()
-            for version in VERSIONS
+            for version in sys.argv[1:] or VERSIONS
         }
         for (platform, version), one in tries.items():
             try:

@@ -11,6 +11,9 @@ import numpy as np
 from rlightning.latency.histogram import SETTLING, SlidingHistogram, sort_columns
 from rlightning.latency.ways import Array
 
+# Stamps of a kind that wait to be sorted in.
+_MOST_GATHERED = 512
+
 
 class Durations(NamedTuple):
     """What many sets of stamps say.
@@ -81,7 +84,12 @@ class LatencyStats(dict[str, SlidingHistogram]):
         gathered = self._gathered.get(kind)
         if gathered is None:
             gathered = self._gathered[kind] = _Gathered(kind, [self[name] for name in kind.names])
-        gathered.add(stamps)
+        # Every call counts here, on paths that are rarely in the processor's caches.
+        if stamps[0] >= gathered.slot_end_ns or len(gathered.new) >= _MOST_GATHERED:
+            with SETTLING:
+                gathered.sort_in(stamps[0] * 1e-9)
+        packed = kind.pack(*stamps)
+        gathered.new.append(packed)  # by itself, so that a reader cannot take the list in between
 
     def merge(self, others: Mapping[str, SlidingHistogram]) -> None:
         """Adds every duration of other histograms of this process, name by name."""
@@ -103,29 +111,23 @@ class LatencyStats(dict[str, SlidingHistogram]):
 
 
 class _Gathered:
-    """Stamps of one kind that are not in their histograms yet; all of one slot of time."""
+    """Stamps of one kind that are not in their histograms yet; all of one slot of time.
 
-    _MOST = 512
+    Attributes:
+        new: The stamps, packed.
+        slot_end_ns: When that slot is over.
+    """
 
     def __init__(self, kind: StampKind, histograms: Sequence[SlidingHistogram]) -> None:
+        self.new: list[bytes] = []
+        self.slot_end_ns = 0.0
         self._kind = kind
-        self._pack = kind.pack
         self._histograms = histograms
-        self._new: list[bytes] = []
         self._slot = 0
-        self._slot_end_ns = 0.0
-
-    def add(self, stamps: tuple[float, ...]) -> None:
-        now_ns = stamps[0]
-        if now_ns >= self._slot_end_ns or len(self._new) >= self._MOST:
-            with SETTLING:
-                self.sort_in(now_ns * 1e-9)
-        packed = self._pack(*stamps)
-        self._new.append(packed)  # by itself, so that a reader cannot take the list in between
 
     def sort_in(self, now: float) -> None:
         """Moves what there is into the histograms; call while `SETTLING` is held."""
-        new, self._new = self._new, []
+        new, self.new = self.new, []
         if new:
             stamps = np.frombuffer(b"".join(new)).reshape(len(new), -1).T
             durations = self._kind.read(stamps)
@@ -137,7 +139,7 @@ class _Gathered:
                 uncertainty_s = 0.0 if uncertainty is None else _greatest(uncertainty) * 1e-9
                 histogram.take(column, self._slot, uncertainty_s)
         self._slot = int(now / SlidingHistogram.SLOT_S)
-        self._slot_end_ns = (self._slot + 1) * SlidingHistogram.SLOT_S * 1e9
+        self.slot_end_ns = (self._slot + 1) * SlidingHistogram.SLOT_S * 1e9
 
 
 def _greatest(values: Array) -> float:

@@ -280,6 +280,7 @@ def test_ranks_that_torchrun_starts_share_one_buffer_and_have_a_gpu_each(config_
     assert importlib.util.find_spec(command[2])
     torchrun = get_args_parser().parse_args(command[3 : at + 1])
     assert (torchrun.standalone, torchrun.module) == (True, True)
+    assert torchrun.local_addr == "127.0.0.1"
     ranks = int(torchrun.nproc_per_node)
     assert ranks == container["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert importlib.util.find_spec("rlightning.__main__")

@@ -189,6 +189,10 @@ class Gated(Counting):
             return False
         return True
 
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed)
+        return observation, {**info, "pid": os.getpid()}
+
     def step(self, action):
         if action[0] == 1.0:
             os._exit(3)
