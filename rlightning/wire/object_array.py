@@ -89,7 +89,9 @@ def array_of_parts(parts: Mapping[str, Any], r: Reader[Any]) -> npt.NDArray[Any]
 def _positions(value: Any, name: str) -> npt.NDArray[np.int64]:
     if not isinstance(value, np.ndarray) or value.dtype != np.int64 or value.ndim != 1:
         raise under(CodecError("expected a tensor of int64 with one axis"), name)
-    return value.copy()  # in shared memory it could change once it has been checked
+    # In shared memory it could change once it has been checked.
+    positions: npt.NDArray[np.int64] = value.copy()
+    return positions
 
 
 def _dtype_of(kind: Any) -> np.dtype[Any]:

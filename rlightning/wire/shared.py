@@ -126,7 +126,8 @@ class SharedMemory:
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Returns what lies at some place; valid until that is free."""
-        return np.ndarray(nbytes, np.uint8, self._memory, offset)
+        place: npt.NDArray[np.uint8] = np.ndarray(nbytes, np.uint8, self._memory, offset)
+        return place
 
     def free(self, key: int) -> None:
         """Gives the places of what was put under a key back; the reader is done with it."""

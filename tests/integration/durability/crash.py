@@ -24,6 +24,7 @@ from rlightning.testing.ports import free_address
 from rlightning.testing.processes import ServerProcess
 from rlightning.utils.config import RpcConfig
 from rlightning.utils.failpoints import EXIT_CODE
+from rlightning.v1 import buffer_service_pb2 as pb
 from tests.unit.buffer.scripted import ScriptedEnv, answer, check_transitions
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,6 +65,18 @@ LENGTH = 8
 def ends(row: int, episode: int) -> tuple[int, bool]:
     """Episodes of 3 to 13 steps, every other one terminated."""
     return 3 + (episode * 7 + row) % 11, episode % 2 == 0
+
+
+class RepeatingClient(InsertClient):
+    """Sends all of its window again after a cut, also what the server says that it has."""
+
+    async def _on_welcome(self, reader: Any) -> None:
+        window = tuple(self._window)
+        await super()._on_welcome(reader)
+        assert self._session is not None
+        epoch = pb.InsertRequest(insert=pb.InsertItems(epoch=self._session.epoch))
+        for sent in window:
+            await self._session.send_now(sent.data + epoch.SerializeToString())
 
 
 @dataclass
@@ -166,7 +179,7 @@ async def crash(
             for number in range(WRITERS):
                 env = ScriptedEnv(ROWS, ends, f"env-{number}")
                 env.rows = env.rows + number * ROWS  # so that a transition says whose it is
-                client = InsertClient(running.address, spec=env.meta, rpc=RPC)
+                client = RepeatingClient(running.address, spec=env.meta, rpc=RPC)
                 writers.append(Writer(await stack.enter_async_context(client), env))
             batch_size = (0 if "type" in server else BATCH) if leaves else 16
             learner = await stack.enter_async_context(
