@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -102,7 +103,7 @@ def _run(name: str, who: str, seed: int) -> None:
         "env_steps": within[-1][0] if cell.target is not None else cell.steps,
         "score": statistics.fmean(value for _, value in within[-cell.last :]),
         "wall_s": round(time.monotonic() - began, 1),
-        "platform": platform.platform(),
+        "platform": _platform(),
         # Env steps at which each episode ended, and its return.
         "episodes": [[at, round(value, 2)] for at, value in within],
     }
@@ -110,6 +111,10 @@ def _run(name: str, who: str, seed: int) -> None:
     scratch.write_text(json.dumps(result) + "\n", encoding="utf-8")
     scratch.replace(file)
     print(f"{name} {who} seed {seed}: {result['score']:.1f} in {result['wall_s']} s", flush=True)
+
+
+def _platform() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
 
 
 def _train(cell: Cell, seed: int) -> list[tuple[int, float]]:
