@@ -169,16 +169,16 @@ class EpisodeGroup(Group):
 
     def _write_next(self, new: Observed, at: At, pick: Mask | None) -> None:
         """Writes next observations that will not be the observation of the transition after."""
-        apart = new.done
+        apart = shown = new.done
         if new.final is not None:
-            apart = apart.copy()
+            apart, shown = apart.copy(), shown.copy()
             apart[new.final.positions] = True
-        mine = apart if pick is None else apart[pick]
-        self._apart[self._index(at)] = mine
-        count = np.count_nonzero(mine)
-        if new.final is None or len(new.final.positions) < count:
-            chosen = apart if pick is None else apart & pick
-            rows = np.arange(self.rows)[at][mine]
+            shown[new.final.positions] = False
+        self._apart[self._index(at)] = apart if pick is None else apart[pick]
+        mine = shown if pick is None else shown[pick]
+        if np.count_nonzero(mine):
+            rows = self._all[at][mine]
+            chosen = shown if pick is None else shown & pick
             leaves = [array[chosen] for array in new.observation]
             self.columns["next_observation"].write((self.positions[rows], rows), leaves)
         if new.final is not None:

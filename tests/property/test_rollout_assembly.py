@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlightning.buffer import BufferConfig, DataBuffer, ReplayBuffer, RolloutBuffer
@@ -230,8 +230,15 @@ def test_rollouts_are_the_same_transitions_in_the_same_order(
         assert all(transition in got for transition in seen[row.number])  # in order, none twice
 
 
+def ended_beside_a_lost_one() -> tuple[int, list[Message]]:
+    """One row ends and shows it, another shows the next episode already and has nothing pending."""
+    message = Message([RUNS] * 2, False, None, True, False, False, cut=[1])
+    return 2, [message, replace(message, fates=[ENDS, AUTORESETS], cut=[])]
+
+
 @settings(max_examples=100, deadline=None)
 @given(histories())
+@example(ended_beside_a_lost_one())
 def test_finished_episodes_are_stored_as_they_end(history: tuple[int, list[Message]]) -> None:
     rows, messages = history
     buffer: DataBuffer = ReplayBuffer(
