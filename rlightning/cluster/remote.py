@@ -28,7 +28,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import LatencyStats
-from rlightning.policy import PolicyDescription, PolicyFleet
+from rlightning.policy import PolicyClient, PolicyDescription, PolicyFleet
 from rlightning.policy.transfer import transfer_timeout_s
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvMeta
@@ -260,18 +260,20 @@ class RemoteBackend:
             self._env.look(_LOOK_TIMEOUT_S),
             asyncio.gather(*map(self._stats_of, self._buffers)),
         )
-        for address, replica in replicas.items():
-            self._record_first_uses(address, replica)
+        clients = self._policy.clients
+        present = {a: replica for a, replica in replicas.items() if a in clients}
+        for address, replica in present.items():
+            self._record_first_uses(clients[address], replica)
         envs = self._env.stats()
         latencies = {
             name: summary
             for env, stats in envs.items()
             for name, summary in find_latencies(stats, f"{env}.")
         }
-        servers = list(self._policy.clients)
+        servers = list(clients)
         policies = {
             _prefix("policy", servers.index(address), len(servers)): replica.stats
-            for address, replica in replicas.items()
+            for address, replica in present.items()
         }
         shards = {_prefix("buffer", i, len(buffers)): stats for i, stats in enumerate(buffers)}
         for prefix, stats in {**policies, **shards}.items():
@@ -298,9 +300,9 @@ class RemoteBackend:
                 raise
             return {}  # one of several, which the learner may do without
 
-    def _record_first_uses(self, address: str, policy: PolicyDescription) -> None:
+    def _record_first_uses(self, client: PolicyClient, policy: PolicyDescription) -> None:
         """Records how long versions took from here to their first use at a policy server."""
-        offset = self._policy.clients[address].offset
+        offset = client.offset
         for use in policy.stats.get("first_uses", ()):
             begun_ns = self._publishing.pop(int(use["version"]), None)
             if begun_ns is not None:

@@ -139,8 +139,9 @@ class PolicyFleet:
                 described[address] = one
             elif isinstance(one, RemoteError):
                 errors.append(one)
-            else:
+            elif self.clients.get(address) is clients[address]:
                 raise one
+            # else it has left meanwhile, and its client was closed
         if not described:
             raise errors[0] if errors else UnavailableError("there is no policy server")
         return described

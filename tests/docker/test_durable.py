@@ -67,7 +67,8 @@ def segments(stack):
 
 def test_nothing_acked_is_lost_and_no_step_is_taken_twice(stack):
     buffer = stack("port", "buffer_server", 50053).strip()
-    assert "starts anew: no run in /runs/cartpole_dqn has a checkpoint" in stack.learner_log()
+    anew = "starts anew: no run in /runs/cartpole_dqn has a checkpoint"
+    stack.wait_for_log(lambda log: anew in log, 60, "the run begins")
     ledger = Ledger(buffer)
     stack.wait_for_progress(1_500, 5, "the run begins")
 

@@ -326,3 +326,15 @@ async def test_a_replica_that_counts_below_zero_is_not_chosen_and_connections_of
         assert not replicas._channels.keys() - set(known)
         assert not replicas._coming
         await replicas.close()
+
+
+async def test_a_server_that_leaves_while_it_is_asked_is_left_out() -> None:
+    async with two_servers() as (one, other), FaultProxy(other.address) as proxy:
+        async with PolicyFleet([one.address, proxy.address], watch_s=60) as fleet:
+            assert len(await fleet.describe(timeout_s=10)) == 2
+            proxy.delay_s = 30
+            asking = asyncio.create_task(fleet.describe(timeout_s=60))
+            await asyncio.sleep(0.3)  # under way
+            fleet._addresses.remove(proxy.address)
+            await fleet._look_up()
+            assert set(await asyncio.wait_for(asking, 20)) == {one.address}
