@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlightning.env.remote_env.client import AttachStatus, RemoteEnvClient
+from rlightning.env.remote_env.env_client import AttachStatus, RemoteEnvClient
 from rlightning.env.remote_env.paced_run import ControlStatus
 
 __all__ = ["AttachStatus", "ControlStatus", "RemoteEnvClient"]
