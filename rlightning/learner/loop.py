@@ -198,7 +198,7 @@ def train_loop(
     before = stats.env_steps
     stats.policy_version = first_version = next_version(source, stats, train)
     weights = algorithm.weights()
-    times = _PublishTimes()
+    times = PublishTimes()
     source.publish(stats.policy_version, weights)
     times.note(stats.policy_version)
     try:
@@ -221,11 +221,7 @@ def train_loop(
                 continue
             ages = stats.policy_version - known
             oldest = int(ages.max()) if ages.size else None
-            staleness_s = times.mean_age_s(known)
-            if staleness_s is not None:
-                stats.latency.record("staleness", staleness_s)
-            for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
-                stats.staleness.record(float(age), int(count))
+            staleness_s = record_staleness(stats, times, known)
             ranks.order(Order.UPDATE, stats.policy_version)
             metrics = algorithm.update(columns)
             weights = algorithm.weights()
@@ -271,7 +267,7 @@ def next_version(source: Source, stats: LearnerStats, train: TrainConfig) -> int
     return max(newest, stats.policy_version) + 1
 
 
-class _PublishTimes:
+class PublishTimes:
     """When each version of the weights was in use first, as far as this process knows."""
 
     def __init__(self) -> None:
@@ -291,6 +287,28 @@ class _PublishTimes:
         numbers, counts = np.unique(versions, return_counts=True)
         ages = [now - self._times.get(int(number), oldest) for number in numbers]
         return float(np.average(ages, weights=counts))
+
+
+def record_staleness(
+    stats: LearnerStats, times: PublishTimes, versions: np.ndarray[Any, Any]
+) -> float | None:
+    """Records how old the weights are that acted in a batch's rows.
+
+    Args:
+        stats: Counts the ages in versions, and in seconds their mean.
+        times: When versions were published.
+        versions: Those of the rows that say which, [n].
+
+    Returns:
+        Their mean age in seconds; None if no row says which.
+    """
+    ages = stats.policy_version - versions
+    for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
+        stats.staleness.record(float(age), int(count))
+    staleness_s = times.mean_age_s(versions)
+    if staleness_s is not None:
+        stats.latency.record("staleness", staleness_s)
+    return staleness_s
 
 
 def _wait_for_batch(source: Source, stop: Callable[[], bool]) -> Mapping[str, Any] | None:

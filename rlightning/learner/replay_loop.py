@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from rlightning.learner.loop import Algorithm, LearnerStats, Source, Update, next_version
+from rlightning.learner.loop import (
+    Algorithm,
+    LearnerStats,
+    PublishTimes,
+    Source,
+    Update,
+    next_version,
+    record_staleness,
+)
 from rlightning.learner.ranks import ALONE, Order, Ranks
 from rlightning.utils.config import LearnerConfig, TrainConfig
 
@@ -129,6 +138,7 @@ def train_from_replay(
     pace = Pace(learner, train.max_env_steps)
     stats.policy_version = next_version(source, stats, train) - 1
     weights, published_at = b"", -1
+    times = PublishTimes()
     holding, asked, ask_s = False, 0.0, _ASK_EVERY_S
 
     def publish() -> None:
@@ -138,6 +148,7 @@ def train_from_replay(
         newest = algorithm.weights()
         source.publish(stats.policy_version + 1, newest)
         stats.policy_version += 1
+        times.note(stats.policy_version)
         weights, published_at = newest, stats.updates
         stats.latency.record("publish", time.monotonic() - begun)
 
@@ -176,6 +187,7 @@ def train_from_replay(
                 # There is none yet, since episodes are stored whole, or all rows are too old.
                 pace.grant(stats.env_steps)
                 continue
+            staleness_s = record_staleness(stats, times, stats.policy_version - ages)
             ranks.order(Order.UPDATE, stats.policy_version)
             metrics = algorithm.update(columns)
             stats.updates += 1
@@ -187,7 +199,8 @@ def train_from_replay(
             if saves or stats.updates % learner.publish_interval == 0:
                 publish()
                 published(stats, weights)
-                on_update(_describe(stats, len(columns["reward"]), ages, metrics))
+                update = _describe(stats, len(columns["reward"]), ages, metrics)
+                on_update(replace(update, staleness_s=staleness_s))
             if saves:
                 save(stats, weights)
         if holding:

@@ -164,6 +164,13 @@ def test_rows_that_are_too_old_are_left_out():
     assert (stats.skipped_rows, stats.max_staleness) == (5, 3)
 
 
+def test_how_old_the_weights_behind_rows_are_is_recorded():
+    stats, updates, _ = run(Source(acted=[1, -1, 1, 1]))
+    assert stats.latency.summary()["staleness"]["count"] == stats.updates
+    assert stats.staleness.classic()[1] == 3 * stats.updates
+    assert updates[-1].staleness_s > 0
+
+
 def test_a_maximum_age_of_0_does_not_starve_the_learner():
     class Fresh(Source):
         def next_batch(self, timeout_s):  # nothing is fresh before the actors went on
