@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from rlightning.buffer import BufferConfig, ReplayBuffer, SamplerConfig, StorageConfig
 from rlightning.buffer.buffer_table import BufferTable
+from rlightning.buffer.durable import checkpoint
 from rlightning.buffer.durable import state as module
 from rlightning.buffer.durable.checkpoint import read_checkpoint, write_checkpoint
 from rlightning.buffer.durable.files import CorruptError
@@ -278,3 +280,32 @@ def test_damage_is_found(file: str, what: str, tmp_path: Path) -> None:
     table.reset()
     with pytest.raises(CorruptError, match=str(path)):
         load_table(table, read_checkpoint(tmp_path / "checkpoint"))
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def watch(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def noted(what: Any, *others: Any) -> Any:
+            path = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else what
+            done.append(f"{name} {Path(path).name}")
+            return real(what, *others)
+
+        monkeypatch.setattr(module, name, noted)
+
+    watch(checkpoint, "sync")
+    watch(checkpoint, "sync_folder")
+    watch(checkpoint.os, "replace")
+    copied(replay(), tmp_path)
+    named = next(i for i, step in enumerate(done) if step.startswith("replace"))
+    temporary = done[named].removeprefix("replace ")
+    assert {
+        f"sync {checkpoint._DATA}",
+        f"sync {checkpoint._MANIFEST}",
+        f"sync_folder {temporary}",
+    } <= set(done[:named])
+    assert f"sync_folder {tmp_path.name}" in done[named:]
