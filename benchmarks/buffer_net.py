@@ -1,9 +1,8 @@
 """Insert and sample through the buffer server process against a bare gRPC sink and source of the same bytes.
 
 One item is 64 rows; the bare sink gets one item a message. Everything runs over TCP on loopback; of images, inserts do so a second
-time with the pictures in shared memory.
-One item is 64 rows; the bare sink gets one item a message. Everything runs over TCP on loopback. Where a Python
-called `python-reverb` lies beside this one, which has `dm-reverb[tensorflow]`, Reverb is measured as well.
+time with the pictures in shared memory. Where a Python called `python-reverb` lies beside this one, which has `dm-reverb[tensorflow]`,
+Reverb is measured as well.
 """
 
 from __future__ import annotations
