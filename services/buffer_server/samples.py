@@ -323,6 +323,8 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
 
     async def _send_batches(self, learner: Learner, session: Session) -> None:
         for batch_id, sent in tuple(learner.unacked.items()):
+            if batch_id not in learner.unacked:  # acked while one before it was sent
+                continue
             if (again := self._again(learner, sent)) is not None:
                 await self._send(session, batch_id, again, learner.feed)
         while True:
