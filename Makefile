@@ -12,7 +12,7 @@ PIP_SIMS := $(SIMS)/bin/python -m pip install --disable-pip-version-check --quie
 PROTOS := $(wildcard protos/rlightning/v1/*.proto)
 # Most tests wait for servers, so more workers than cores pay.
 WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 NOT_LOCAL := not real_env and not docker and not netns and not node and not browser and not gpu and not crash and not ray
 
 .DEFAULT_GOAL := help
@@ -57,7 +57,7 @@ test-fast: $(VENV)/.dev  ## Run the unit, property, golden and architecture test
 	$(PYTEST) -m "$(NOT_LOCAL) and not slow" tests/unit tests/property tests/golden tests/architecture
 
 test-crash: $(VENV)/.dev  ## Kill services and learners at every place where that is interesting.
-	$(PYTEST) -m crash tests/integration/durability tests/e2e
+	$(PYTEST) -m crash tests/integration tests/e2e
 
 test-docker: $(VENV)/.dev  ## Build the images and run the compose stack on a Docker engine; starts one if there is none.
 	$(BIN)/python -m pytest -m docker -o faulthandler_timeout=0 tests/docker

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rlightning.utils.garbage import uncollected
+
 if TYPE_CHECKING:
     from rlightning.learner.builder import build_learner
     from rlightning.learner.checkpoints import Checkpoint, Checkpoints
@@ -51,8 +53,9 @@ def preload() -> None:
     Raises:
         ImportError: The extra `learn` is not installed.
     """
-    for module in sorted(set(_MODULES.values())):
-        import_module(f"{__name__}.{module}")
+    with uncollected():
+        for module in sorted(set(_MODULES.values())):
+            import_module(f"{__name__}.{module}")
 
 
 def __getattr__(name: str) -> Any:

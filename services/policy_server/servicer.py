@@ -30,6 +30,7 @@ from rlightning.rpc.protocol import LIBRARY_VERSION, arrival_of, stamp
 from rlightning.rpc.session import SessionMethod, SessionRegistry
 from rlightning.utils.config import DEFAULT_POLICY, MainConfig
 from rlightning.utils.failpoints import failpoint
+from rlightning.utils.garbage import uncollected
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.wire import (
     Writer,
@@ -102,7 +103,8 @@ class PolicyService:
         """
         # In a thread, since the import takes a second or more and health must answer meanwhile.
         await asyncio.to_thread(preload_torch)
-        module: Any = await asyncio.to_thread(import_module, "rlightning.policy.hosts")
+        with uncollected():
+            module: Any = await asyncio.to_thread(import_module, "rlightning.policy.hosts")
         make = partial(module.PolicyHosts, self._config, lockstep=self._lockstep)
         hosts: PolicyHosts = await asyncio.to_thread(make)
         if not self._measures:

@@ -3,8 +3,12 @@
 import json
 import re
 import resource
+import socketserver
+import struct
 import subprocess
 import sys
+import threading
+import time
 
 from tests.e2e.command import CARTPOLE, run
 
@@ -71,3 +75,23 @@ def test_health_of_nobody(tmp_path):
     code, _, err = run("health", "127.0.0.1:1", "--check", "readiness", cwd=tmp_path)
     assert code == 1
     assert err.startswith("error: 127.0.0.1:1: ")
+
+
+def test_grpc_prints_nothing_of_its_own(tmp_path):
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    goaway = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00" + struct.pack(">II", 0, 2)  # internal error
+
+    class SendsAway(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(24)
+            self.request.sendall(settings + goaway)
+            time.sleep(0.1)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), SendsAway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = "{}:{}".format(*server.server_address)
+        code, _, err = run("health", address, "--timeout", "1", cwd=tmp_path)
+        server.shutdown()
+    assert code == 1
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1

@@ -8,7 +8,7 @@ import pytest
 from rlightning.testing import wait_until
 from tests.e2e.command import CARTPOLE, SMALL, Command, is_running, run, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 
 def test_a_run_goes_on_from_the_checkpoint_of_a_killed_one_and_is_evaluated(tmp_path):

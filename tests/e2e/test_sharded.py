@@ -51,6 +51,7 @@ def test_a_run_has_as_many_buffer_servers_as_shards(tmp_path):
     assert len(set(config["buffer"]["storage"]["addresses"])) == 2
 
 
+@pytest.mark.crash
 def test_each_shard_has_a_folder_of_its_own(tmp_path):
     options = settings(
         *(*SHARDED, "train.target_return=null", "train.max_env_steps=256"),
@@ -62,6 +63,7 @@ def test_each_shard_has_a_folder_of_its_own(tmp_path):
         assert list((tmp_path / "data" / shard / "journal").glob("*.journal"))
 
 
+@pytest.mark.crash
 def test_a_shard_is_killed_left_out_and_comes_back(tmp_path):
     options = settings(
         *(one for one in SMALL if "max_env_steps" not in one),

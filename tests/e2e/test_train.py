@@ -41,8 +41,7 @@ def test_cartpole_is_solved(tmp_path, launcher):
     assert (folder / "checkpoints" / "latest" / "weights.safetensors").exists()
 
 
-@pytest.mark.parametrize("launcher", ["local", "in-process"])
-@pytest.mark.parametrize("weights", ["random", "none"])
+@pytest.mark.parametrize(("launcher", "weights"), [("local", "none"), ("in-process", "random")])
 def test_the_steps_used_up_without_a_target(tmp_path, launcher, weights):
     options = settings(*SMALL, f"policy.initial_weights={weights}", "train.max_env_steps=2000")
     options += ("--launcher", launcher, "--json", "--name", "short")

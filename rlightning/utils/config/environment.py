@@ -14,6 +14,15 @@ def process_environment() -> Mapping[str, str]:
     return os.environ  # noqa: TID251 - the one place that hands it out
 
 
+def keep_grpc_to_errors() -> None:
+    """Lets gRPC's core print errors only, unless `GRPC_VERBOSITY` says otherwise.
+
+    It would print a line for every connection that a server ends for a reason, which is told as an
+    error of ours already. The core reads the variable when its first channel or server is made.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - as above
+
+
 class Launch(NamedTuple):
     """How torchrun has started this process.
 

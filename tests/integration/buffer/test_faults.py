@@ -25,6 +25,7 @@ from tests.integration.buffer.harness import (
 from tests.unit.buffer.scripted import ScriptedEnv, answer, check_transitions
 
 
+@pytest.mark.crash
 async def test_killed_in_the_middle_of_inserts_and_samples(tmp_path: Path) -> None:
     process, address = buffer_process(tmp_path)
     envs = [ScriptedEnv(2, lambda row, episode: (6, True), env_id=f"cp-{i}") for i in (0, 1)]

@@ -197,6 +197,7 @@ async def collect(*addresses: str, steps: int = 20) -> list[ScriptedEnv]:
     return envs
 
 
+@pytest.mark.crash
 async def test_a_server_that_is_killed_is_sampled_around_and_takes_part_again(
     processes: list[Any],
 ) -> None:

@@ -234,6 +234,7 @@ async def test_a_client_goes_on_with_a_restarted_server():
         assert client.status.steps - len(steps) <= 2
 
 
+@pytest.mark.crash
 async def test_a_client_outlives_a_server_that_is_killed(tmp_path):
     async with cluster() as running:
         await running.env.stop(grace_s=1)

@@ -72,6 +72,7 @@ def stack():
         yield stack
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("victim", ["policy", "buffer"])
 async def test_a_server_that_is_killed_and_comes_back(tmp_path, stack, victim):
     cluster = Cluster(tmp_path, stack)

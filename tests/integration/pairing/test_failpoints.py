@@ -16,7 +16,7 @@ from tests.integration.pairing.test_pairing import CONFIG, FAST, PATIENCE_S, lea
 from tests.service_processes import Services
 from tests.unit.buffer.scripted import ScriptedEnv, answer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
 
 
 async def die_and_come_back(services: Services, name: str) -> None:

@@ -21,7 +21,7 @@ from tests.integration.pairing.ledger import Ledger
 from tests.integration.pairing.policy import weights
 from tests.service_processes import Services
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 FAST = RpcConfig(heartbeat_s=0.2, lease_s=1.5, resume_window_s=5.0, reconnect_initial_ms=10)
 RPC = json.dumps({"rpc": FAST.model_dump(exclude_defaults=True)})

@@ -145,6 +145,7 @@ class Replica(ServerProcess):
         super().__init__([*command, "--listen", addresses[index]], folder)
 
 
+@pytest.mark.crash
 async def test_kill_9_of_a_replica_under_load_costs_no_answer_and_no_version(
     tmp_path: Path,
 ) -> None:

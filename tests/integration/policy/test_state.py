@@ -200,6 +200,7 @@ class Ledger:
             self.totals.append(float(response.total[0]))
 
 
+@pytest.mark.crash
 async def test_after_kill_9_of_the_server_state_is_lost_and_the_run_goes_on(
     tmp_path: Path,
 ) -> None:

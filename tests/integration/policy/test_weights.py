@@ -300,6 +300,7 @@ class Process(ServerProcess):
         self.start()
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("keeps", [False, True], ids=["without state_dir", "with state_dir"])
 async def test_after_kill_9_sessions_go_on_and_versions_never_fall(
     tmp_path: Path, keeps: bool
