@@ -46,6 +46,7 @@ _TO_STATUS: tuple[tuple[type[errors.RLightningError], grpc.StatusCode, str], ...
     (errors.ResourceExhaustedError, Code.RESOURCE_EXHAUSTED, ""),
     (errors.RemoteError, Code.INTERNAL, ""),
     (errors.ConfigError, Code.FAILED_PRECONDITION, "CONFIG"),
+    (errors.MessageTooLargeError, Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE"),
     (errors.CodecError, Code.INVALID_ARGUMENT, "CODEC"),
     (errors.ResetNeededError, Code.FAILED_PRECONDITION, "RESET_NEEDED"),
     (errors.ObservationError, Code.INTERNAL, "OBSERVATION"),
