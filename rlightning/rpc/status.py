@@ -80,6 +80,9 @@ DISK_FULL = "DISK_FULL"
 NO_DATA_DIR = "NO_DATA_DIR"
 """Reason of a PreconditionError of a server that keeps nothing on a disk."""
 
+UNKNOWN_ENV = "UNKNOWN_ENV"
+"""Reason of a PreconditionError of a buffer server that has no data of an env."""
+
 # What gRPC itself says when a message passes the transport cap, and when nobody listens.
 _TOO_LARGE = re.compile(r"(?:Sent|Received) message larger than max \((\d+) vs\. (\d+)\)")
 _CONNECT = re.compile(r"Failed to connect to remote host: (?:connect: )?([^;]+?)(?: \(\d+\))?\.?$")
