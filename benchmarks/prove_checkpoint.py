@@ -105,8 +105,8 @@ def server(folder: Path, address: str, capacity: int, **buffer: Any) -> ServerPr
         "auto_truncate_episode": True,
         "sampler": {"type": "uniform", "seed": 0},
         "data_dir": str(folder / "data"),
-        "checkpoint_keep": 4,  # so that one that the server makes by itself removes none of these
-        "max_bytes": 3 * capacity * ROW_BYTES + 2**30,
+        "checkpoint_keep": 3,  # so that one that the server makes by itself removes none of these
+        "max_bytes": 2 * capacity * ROW_BYTES + 2**29,
         **buffer,
     }
     file = folder / "buffer.yaml"
