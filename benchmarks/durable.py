@@ -1,7 +1,8 @@
 """What durability costs: acked inserts of 64 rows with `process` and `power` against `none`.
 
 In one process a table takes the rows as a server does, without the network; a window of eight messages may be
-unacked. Through the network one client writes to a server process.
+unacked. Through the network one client writes to a server process, by bytes: a journal has no use for shared memory,
+and what that saves is in `buffer-net`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rlightning.buffer.pipeline import Item
 from rlightning.buffer.remote_buffer import InsertClient
 from rlightning.testing.processes import ServerProcess
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
-from rlightning.utils.config import BufferConfig
+from rlightning.utils.config import BufferConfig, RpcConfig
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Writer, fill_env_ret, fill_policy_response
 
@@ -94,7 +95,7 @@ def settings(kind: str, mode: str, folder: Path) -> dict[str, Any]:
         "capacity": KINDS[kind][0],
         "auto_truncate_episode": True,
         "durability": mode,
-        "max_bytes": 8 * 2**30,
+        "max_bytes": 2**30,
         **kept,
     }
 
@@ -163,7 +164,11 @@ class Network:
         self.server.start()
         address = await asyncio.to_thread(self.server.address, 30.0)
         self.client = InsertClient(
-            address, spec=meta(self.kind), window_items=WINDOW, window_bytes=2**28
+            address,
+            spec=meta(self.kind),
+            window_items=WINDOW,
+            window_bytes=2**28,
+            rpc=RpcConfig(shared_memory_bytes=0),
         )
         await self.client.start()
 

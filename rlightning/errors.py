@@ -3,6 +3,7 @@
 RLightningError
 ├── ConfigError            a configuration that cannot work
 ├── CodecError             bytes or values that the wire format cannot carry
+│   └── MessageTooLargeError   with what it refers to, it passes a cap
 ├── EnvError               an env broke its contract
 │   └── ResetNeededError   a step before the first reset
 ├── PolicyError            a policy broke its contract, or raised
@@ -45,6 +46,10 @@ class CodecError(RLightningError, ValueError):
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(f"{path}: {message}" if path else message)
         self.path = path
+
+
+class MessageTooLargeError(CodecError):
+    """A message is larger than its session allows, with what it refers to in shared memory."""
 
 
 class EnvError(RLightningError):

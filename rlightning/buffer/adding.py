@@ -16,7 +16,7 @@ from rlightning.buffer.pipeline import Item
 from rlightning.buffer.sampler import Sampler
 from rlightning.buffer.utils.storage import Prepared, Storage, env_id_of
 from rlightning.buffer.utils.table import EpisodeTable
-from rlightning.errors import ReplayError
+from rlightning.errors import BufferEmptyError, ReplayError
 from rlightning.latency import LatencyStats
 from rlightning.types import BatchedData, EnvMeta
 
@@ -238,7 +238,7 @@ class Adding:
 
     def _get_sampler(self) -> Sampler:
         if self.sampler is None:
-            raise ReplayError("the buffer has no sampler before init()")
+            raise BufferEmptyError("the buffer has no sampler before init()")
         return self.sampler
 
     def _get_storage(self, index: int = 0) -> Any:

@@ -72,7 +72,10 @@ def check_config(config: BufferConfig, max_bytes: int) -> None:
                 f"buffer.storage.removal: '{config.storage.removal}' needs unit 'transition'"
             )
     if config.storage.removal == "priority" and sampler != "prioritised":
-        raise ConfigError("buffer.storage.removal: 'priority' needs the sampler 'prioritised'")
+        raise ConfigError(
+            "buffer.storage.removal: 'priority' needs the sampler 'prioritised', which has "
+            f"priorities, got '{sampler}'"
+        )
 
 
 def refuse_data_dir(config: BufferConfig) -> None:

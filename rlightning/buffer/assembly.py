@@ -350,6 +350,8 @@ class Group:
         columns["terminated"].write(index, _picked(new.terminated, pick))
         columns["truncated"].write(index, _picked(new.truncated, pick))
         columns["cut"].fill(index, False)
+        for outcome, name in self.schema.outcomes.items():
+            columns[outcome].write(index, _picked(new.extras[name], pick))
         self._write_next(new, at, pick)
         source = new.action_source
         if isinstance(source, int):
@@ -380,6 +382,8 @@ class Group:
         self._allocate("terminated", Layout.of_scalar("terminated", np.bool_, agents))
         self._allocate("truncated", Layout.of_scalar("truncated", np.bool_, agents))
         self._allocate("cut", _CUT)
+        for outcome, name in schema.outcomes.items():
+            self._allocate(outcome, schema.extras[name])
         self._allocate("next_observation", schema.observation)
         self._allocate("action_source", _SOURCE)
         if schema.aged:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlightning.buffer.utils.layout import Array, Layout, as_array, check_keys
+from rlightning.buffer.utils.utils import outcome_of
 from rlightning.errors import ConfigError, InvalidRowError
 from rlightning.types import ActionSource, EnvRet
 from rlightning.wire import Limits
@@ -64,6 +65,8 @@ class Schema:
         plain: An EnvRet came without `executed_action` where it could have had one.
         scalar: An EnvRet came with numbers for reward where it could have had a dict by agent.
         aged: Whether the age of actions is stored.
+        outcomes: Extra fields `last_X` that tell of the step before, as `last_reward` does, by the
+            name X of the column that has them with that step.
     """
 
     rows: int
@@ -76,6 +79,7 @@ class Schema:
     plain: bool = False
     scalar: bool = False
     aged: bool = False
+    outcomes: Mapping[str, str] = field(default_factory=dict)
 
     def lead(self, count: int) -> tuple[int, ...]:
         """Returns the leading axes of the arrays of `count` rows."""
@@ -91,7 +95,7 @@ class Schema:
     @cached_property
     def row_bytes(self) -> int:
         """Size in bytes of one transition of one row, in all columns."""
-        parts = [*self.extras.values(), *(self.outputs or {}).values()]
+        parts = self._further()
         if self.executed is not None:
             parts.append(self.executed)
         observations = 2 * self.observation.nbytes  # that of the step, and the next one
@@ -102,9 +106,14 @@ class Schema:
     @property
     def text_bytes(self) -> int:
         """What a ring saves of `row_bytes`: it keeps numbers of texts outside the observation."""
-        layouts = [*self.extras.values(), *(self.outputs or {}).values()]
+        layouts = self._further()
         leaves = [leaf for layout in layouts for leaf in layout.leaves if leaf.text]
         return sum(leaf.nbytes - _TEXT_ID_BYTES for leaf in leaves)
+
+    def _further(self) -> list[Layout]:
+        """Returns the layouts of the columns of extra fields and outputs."""
+        outcomes = [self.extras[name] for name in self.outcomes.values()]
+        return [*self.extras.values(), *outcomes, *(self.outputs or {}).values()]
 
     def difference(self, other: Schema) -> str | None:
         """Says what keeps rows of `other` from being stored beside these; None if nothing."""
@@ -112,6 +121,7 @@ class Schema:
             check_keys(self.extras, other.extras, "extra fields")
             if self.outputs is not None and other.outputs is not None:
                 check_keys(self.outputs, other.outputs, "policy outputs")
+                check_keys(self.outcomes, other.outcomes, "columns of extra fields `last_...`")
         except InvalidRowError as error:
             return str(error)
         pairs = [(self.observation, other.observation)]
@@ -238,7 +248,8 @@ def check_step(
     outputs: dict[str, list[Array]] | None = None
     if step.outputs is not None:
         if schema.outputs is None:
-            schema = replace(schema, outputs=_layouts(step.outputs, schema, schema.extras))
+            layouts = _layouts(step.outputs, schema, schema.extras)
+            schema = replace(schema, outputs=layouts, outcomes=_outcomes(schema.extras, layouts))
         assert schema.outputs is not None
         outputs = _flatten(step.outputs, schema.outputs, schema.lead(count), "policy outputs")
     return CheckedStep(
@@ -264,6 +275,12 @@ def _first_schema(step: Step, env_ret: EnvRet, rows: int | None, declared: Layou
         raise InvalidRowError(f"observation: expected a leading axis of {rows} rows")
     schema = Schema(rows, batched, layout, {}, aged=step.action_age is not None)
     return replace(schema, extras=_layouts(step.extras, schema, {}))
+
+
+def _outcomes(extras: Mapping[str, Layout], outputs: Mapping[str, Layout]) -> dict[str, str]:
+    taken = {*RESERVED, *extras, *outputs}
+    named = ((outcome_of(name, taken), name) for name in extras)
+    return {outcome: name for outcome, name in named if outcome is not None}
 
 
 def is_batched(

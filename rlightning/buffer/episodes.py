@@ -271,13 +271,18 @@ class EpisodeGroup(Group):
 
         What belongs to the answer of the last step, which no transition has, repeats the last one.
         """
+        assert self.schema is not None
         steps: dict[str, Any] = {}
+        outcomes = self.schema.outcomes
         for name, column in self.columns.items():
-            if name == "next_observation":
+            if name == "next_observation" or name in outcomes.values():
                 continue
             leaves = [leaf[:, row] for leaf in column.read(part)]
             if name in _SHIFTED:
                 joined = [np.concatenate([np.zeros_like(leaf[:1]), leaf]) for leaf in leaves]
+            elif name in outcomes:  # which has the field of all steps but the first
+                firsts = [leaf[:1, row] for leaf in self.columns[outcomes[name]].read(part)]
+                joined = [np.concatenate(pair) for pair in zip(firsts, leaves, strict=True)]
             else:
                 source = self.columns["next_observation"] if name == "observation" else column
                 last = [leaf[-1:, row] for leaf in source.read(part)]
@@ -285,7 +290,7 @@ class EpisodeGroup(Group):
             value = column.layout.unflatten(joined)
             if not isinstance(value, np.ndarray):  # a nesting for each step
                 value = [map_arrays(itemgetter(t), value) for t in range(len(joined[0]))]
-            steps[_SHIFTED.get(name, name)] = value
+            steps[_SHIFTED.get(name) or outcomes.get(name, name)] = value
         return steps
 
     def _store_finished(self) -> None:

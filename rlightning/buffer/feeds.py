@@ -38,6 +38,7 @@ class Feed(ABC):
         where: What a transition must be to be in a batch; None for anything.
         rank: Which of `world_size` learners this is.
         world_size: How many learners there are.
+        learner: Id of the client.
 
     Attributes:
         tables: As given.
@@ -46,12 +47,18 @@ class Feed(ABC):
     """
 
     def __init__(
-        self, tables: Sequence[BufferTable], where: Where | None, rank: int, world_size: int
+        self,
+        tables: Sequence[BufferTable],
+        where: Where | None,
+        rank: int,
+        world_size: int,
+        learner: str = "",
     ) -> None:
         self.tables = tuple(tables)
         self.rank = rank
         self.world_size = world_size
         self._where = where
+        self._learner = learner
 
     @abstractmethod
     def check(self, batch_size: int) -> None:
@@ -79,9 +86,21 @@ class Feed(ABC):
         """Takes note that a batch was used, as of `BufferTable`."""
         self.tables[0].release(taken)
 
-    def release_returned(self, batch_id: int) -> None:
-        """Takes note that a batch that was given back was used, as of `BufferTable`."""
-        self.tables[0].release_returned(self.rank, batch_id)
+    def release_returned(self, batch_id: int) -> bool:
+        """Takes note that a batch of this learner that was given back was used all the same.
+
+        Returns:
+            Whether anything was released.
+
+        Raises:
+            InvalidRequestError: Others share what it names, and this rank is none of them.
+        """
+        return self.tables[0].release_returned(self.rank, batch_id, self._learner)
+
+    def had(self, batch_id: int) -> bool:
+        """Tells whether a batch was given back that this learner had."""
+        lending = self.tables[0].lending
+        return lending is not None and lending.had(self.rank, batch_id, self._learner)
 
     def give_back(self, taken: Taken) -> None:
         """Takes note that a batch was not used, as of `BufferTable`."""
@@ -113,9 +132,8 @@ class TableFeed(Feed):
         world_size: int = 1,
         learner: str = "",
     ) -> None:
-        super().__init__((table,), where, rank, world_size)
+        super().__init__((table,), where, rank, world_size, learner)
         self._table = table
-        self._learner = learner
         self._batch_size = batch_size
         self.check(batch_size)
         if table.queue is not None and world_size > 1:

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from rlightning.buffer.rollouts import RolloutCollector
 from rlightning.buffer.shares import SharedRollouts
 from rlightning.buffer.take_once import QueuedRows, TakeOnce
 from rlightning.buffer.taken import Taken, taken_of
 
-# Batches of a queue that were given back, of which an ack may still come.
+# Batches that were given back, of which an ack may still come.
 _MAX_RETURNED = 64
+# Clients that had one of them, each before the next.
+_MAX_LEARNERS = 8
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A batch that was given back, and that those who had it may have used all the same.
+
+    Attributes:
+        learners: Ids of the last clients that had it.
+        world_size: How many learners there were.
+        queued: The transitions of a queue that it was made of; None for a rollout.
+    """
+
+    learners: tuple[str, ...]
+    world_size: int
+    queued: QueuedRows | None
 
 
 class Lending(ABC):
@@ -20,10 +38,12 @@ class Lending(ABC):
     Attributes:
         lent: Batches that were taken, and neither released nor given back, in the order in which
             they were taken; by rank and number.
+        returned: The last batches that were given back; by rank and number.
     """
 
     def __init__(self) -> None:
         self.lent: dict[tuple[int, int], Taken] = {}
+        self.returned: OrderedDict[tuple[int, int], Returned] = OrderedDict()
 
     def take(self, count: int, rank: int, world_size: int, learner: str) -> Taken | None:
         """Lends a batch; its columns are not read.
@@ -52,16 +72,45 @@ class Lending(ABC):
 
     def give_back(self, taken: Taken) -> None:
         """Lets another learner take what was lent, before all that waits."""
-        self.lent.pop((taken.rank, taken.batch_id), None)
+        key = taken.rank, taken.batch_id
+        self.lent.pop(key, None)
         self._give_back(taken)
+        before = self.returned.get(key)
+        others = () if before is None else (one for one in before.learners if one != taken.learner)
+        learners = (*others, taken.learner)[-_MAX_LEARNERS:]
+        self.returned[key] = Returned(learners, taken.world_size, taken.queued)
+        self.returned.move_to_end(key)
+        while len(self.returned) > _MAX_RETURNED:
+            self.returned.popitem(last=False)
 
-    @abstractmethod
-    def release_returned(self, rank: int, batch_id: int) -> bool:
+    def had(self, rank: int, batch_id: int, learner: str) -> bool:
+        """Tells whether a batch was given back that a client had."""
+        returned = self.returned.get((rank, batch_id))
+        return returned is not None and learner in returned.learners
+
+    def release_returned(self, rank: int, batch_id: int, learner: str | None) -> bool:
         """Takes note that a batch that was given back was used all the same.
 
+        Args:
+            rank: Which rank used it.
+            batch_id: Its number.
+            learner: Id of the client that says so: nothing is released for another one than had it.
+                None for whoever had it.
+
         Returns:
-            Whether anything is known of it.
+            Whether anything was released.
+
+        Raises:
+            InvalidRequestError: There is no such rank among those that share it now.
         """
+        if learner is not None and not self.had(rank, batch_id, learner):
+            self._refuse_stranger(rank, batch_id)
+            return False
+        returned = self.returned.get((rank, batch_id))
+        if not self._release_returned(rank, batch_id, returned):
+            return False
+        self.returned.pop((rank, batch_id), None)
+        return True
 
     @abstractmethod
     def has(self, taken: Taken) -> bool:
@@ -75,6 +124,13 @@ class Lending(ABC):
 
     @abstractmethod
     def _give_back(self, taken: Taken) -> None: ...
+
+    @abstractmethod
+    def _release_returned(self, rank: int, batch_id: int, returned: Returned | None) -> bool: ...
+
+    @abstractmethod
+    def _refuse_stranger(self, rank: int, batch_id: int) -> None:
+        """Refuses an ack that no learner can mean; others come again after a cut, and late."""
 
 
 class RolloutLending(Lending):
@@ -92,13 +148,6 @@ class RolloutLending(Lending):
         super().__init__()
         self.rollouts = rollouts
         self.shares: SharedRollouts | None = None
-
-    def release_returned(self, rank: int, batch_id: int) -> bool:
-        """Releases a rollout that is ready, or a share; see `Lending.release_returned`."""
-        index = batch_id - 1
-        if self.shares is None:
-            return self.rollouts.release_ready(index)
-        return self.shares.release(rank, index)
 
     def has(self, taken: Taken) -> bool:
         """Tells whether a rollout is still here: always, until it is released."""
@@ -125,19 +174,40 @@ class RolloutLending(Lending):
         if self.shares is None and world_size > 1:
             self.shares = SharedRollouts(self.rollouts, world_size)
 
+    def _shares_of(self, world_size: int) -> SharedRollouts | None:
+        """Returns the shares of so many learners; None if it is no longer shared between them."""
+        shares = self.shares
+        return shares if shares is not None and shares.world_size == world_size else None
+
     def _release(self, taken: Taken) -> None:
         assert taken.rollout is not None
-        if self.shares is None:
+        if taken.world_size == 1:
             self.rollouts.release(taken.rollout)
-        else:
-            self.shares.release(taken.rank, taken.rollout.index)
+        elif (shares := self._shares_of(taken.world_size)) is not None:
+            shares.release(taken.rank, taken.rollout.index)
 
     def _give_back(self, taken: Taken) -> None:
         assert taken.rollout is not None
-        if self.shares is None:
+        if taken.world_size == 1:
             self.rollouts.give_back(taken.rollout)
-        else:
-            self.shares.give_back(taken.rank, taken.rollout.index)
+        elif (shares := self._shares_of(taken.world_size)) is not None:
+            shares.give_back(taken.rank, taken.rollout.index)
+
+    def _release_returned(self, rank: int, batch_id: int, returned: Returned | None) -> bool:
+        shares = self.shares
+        if returned is not None and returned.world_size > 1:
+            shares = self._shares_of(returned.world_size)
+            if shares is None:  # it was given back whole
+                return False
+        elif returned is not None:
+            shares = None
+        if shares is None:
+            return self.rollouts.release_ready(batch_id - 1)
+        return shares.release(rank, batch_id - 1)
+
+    def _refuse_stranger(self, rank: int, batch_id: int) -> None:
+        if self.shares is not None and self.shares.has(batch_id - 1):
+            self.shares.check(rank)
 
 
 class QueueLending(Lending):
@@ -149,21 +219,12 @@ class QueueLending(Lending):
     Attributes:
         queue: As given.
         last_number: Number of the last batch.
-        returned: Batches that were given back, and may be acked all the same, by number.
     """
 
     def __init__(self, queue: TakeOnce) -> None:
         super().__init__()
         self.queue = queue
         self.last_number = 0
-        self.returned: OrderedDict[int, QueuedRows] = OrderedDict()
-
-    def release_returned(self, rank: int, batch_id: int) -> bool:
-        """Removes the transitions of a batch, wherever they are; see `Lending`."""
-        rows = self.returned.pop(batch_id, None)
-        if rows is not None:
-            self.queue.remove(rows)
-        return rows is not None
 
     def has(self, taken: Taken) -> bool:
         """Tells whether none of the transitions were discarded."""
@@ -184,6 +245,13 @@ class QueueLending(Lending):
     def _give_back(self, taken: Taken) -> None:
         assert taken.queued is not None
         self.queue.put_back(taken.queued)
-        self.returned[taken.batch_id] = taken.queued
-        while len(self.returned) > _MAX_RETURNED:
-            self.returned.popitem(last=False)
+
+    def _release_returned(self, rank: int, batch_id: int, returned: Returned | None) -> bool:
+        """Removes the transitions, wherever they are."""
+        if returned is None or returned.queued is None:
+            return False
+        self.queue.remove(returned.queued)
+        return True
+
+    def _refuse_stranger(self, rank: int, batch_id: int) -> None:
+        pass  # a queue has one rank

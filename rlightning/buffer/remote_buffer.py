@@ -275,7 +275,8 @@ class BufferClient:
         """Ends the open episodes of envs from outside; returns how many there were.
 
         Raises:
-            NotFoundError: There is no such table, or no data of one of the envs ever came.
+            NotFoundError: There is no such table.
+            PreconditionError: No data of one of the envs ever came; the reason is `UNKNOWN_ENV`.
             UnavailableError: The server could not be reached.
         """
         response = await unary(
@@ -311,8 +312,9 @@ class BufferClient:
             How many transitions were removed; those that were overwritten do not count.
 
         Raises:
-            NotFoundError: There is no such table, or no data of the env ever came.
-            PreconditionError: The table serves rollouts.
+            NotFoundError: There is no such table.
+            PreconditionError: No data of the env ever came, and the reason is `UNKNOWN_ENV`; or the
+                table serves rollouts.
             InvalidRequestError: `request_id` was that of another request.
             UnavailableError: The server could not be reached.
         """

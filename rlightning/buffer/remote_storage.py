@@ -34,11 +34,12 @@ from rlightning.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     InvalidRowError,
-    NotFoundError,
+    PreconditionError,
     ReplayError,
     UnavailableError,
 )
 from rlightning.rpc.loop import shared_loop
+from rlightning.rpc.status import UNKNOWN_ENV
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import BufferConfig, ClientAuthConfig, RpcConfig
 
@@ -303,8 +304,8 @@ class RemoteStorage:
                 self._send_pending(self._writers[env_id])
         try:
             self._run(self._truncate(env_ids))
-        except NotFoundError as error:
-            raise KeyError(str(error)) from None
+        except PreconditionError as error:
+            raise _documented(error) from None
 
     async def _truncate(self, env_ids: Sequence[str]) -> int:
         await self.flush()
@@ -317,8 +318,8 @@ class RemoteStorage:
             self._send_pending(self._writers[env_id])
         try:
             return self._run(self._discard(env_id))
-        except NotFoundError as error:
-            raise KeyError(str(error)) from None
+        except PreconditionError as error:
+            raise _documented(error) from None
 
     async def _discard(self, env_id: str) -> int:
         await self.flush()
@@ -472,6 +473,11 @@ class RemoteShards:
             )
         )
         return sum(updated)
+
+
+def _documented(error: PreconditionError) -> Exception:
+    """Returns what the documented API raises where a buffer server says something else."""
+    return KeyError(str(error)) if error.reason == UNKNOWN_ENV else error
 
 
 def _rows(columns: Any, rows: Any) -> Any:

@@ -349,10 +349,9 @@ class SampleClient:
 
     def _join(self, reader: Reader[pb.SampleResponse]) -> None:
         chunk = reader.message.chunk
-        if chunk.batch_id == self._lent or any(
-            chunk.batch_id == fetched.ack_id for fetched in self._fetched
-        ):
-            return  # sent again after a cut, but it is here
+        here = self._lent, *(fetched.ack_id for fetched in self._fetched)
+        if not chunk.stays and (chunk.batch_id in here or chunk.batch_id in self._acks):
+            return  # sent again after a cut, but it is here, or was used meanwhile
         if chunk.batch_id != self._joining:
             if chunk.total_bytes > self._max_batch_bytes:
                 raise ResourceExhaustedError(

@@ -351,12 +351,15 @@ class SampledTable:
         self.lending.release(taken)
         self.changed()
 
-    def release_returned(self, rank: int, batch_id: int) -> None:
-        """Takes note that a batch that was given back was used all the same."""
-        if self.lending is not None and self.lending.release_returned(rank, batch_id):
-            if self.journal is not None:
-                self.journal.used(rank, batch_id, returned=True)
-            self.changed()
+    def release_returned(self, rank: int, batch_id: int, learner: str | None) -> bool:
+        """Takes note that a batch that was given back was used; see `Lending.release_returned`."""
+        lending = self.lending
+        if lending is None or not lending.release_returned(rank, batch_id, learner):
+            return False
+        if self.journal is not None:
+            self.journal.used(rank, batch_id, returned=True)
+        self.changed()
+        return True
 
     def give_back(self, taken: Taken) -> None:
         """Takes note that nobody has a batch that was taken: it is for the next learner."""

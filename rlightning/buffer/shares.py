@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlightning.buffer.rollouts import Rollout, RolloutCollector
-from rlightning.errors import PreconditionError
+from rlightning.errors import InvalidRequestError, PreconditionError
 
 
 @dataclass
@@ -37,8 +37,10 @@ class SharedRollouts:
         """Returns the oldest rollout of which a rank has not taken its share; None if none is here.
 
         Raises:
+            InvalidRequestError: There is no such rank.
             PreconditionError: Its rows cannot be shared equally.
         """
+        self.check(rank)
         for shared in self._open.values():
             if rank not in shared.taken:
                 shared.taken.add(rank)
@@ -54,17 +56,37 @@ class SharedRollouts:
         return rollout
 
     def release(self, rank: int, index: int) -> bool:
-        """Takes note that a rank has used its share; tells whether all have."""
+        """Takes note that a rank has used its share; tells whether that is news.
+
+        Raises:
+            InvalidRequestError: There is no such rank.
+        """
+        self.check(rank)
         shared = self._open.get(index)
-        if shared is None:
+        if shared is None or rank in shared.released:
             return False
         shared.taken.add(rank)
         shared.released.add(rank)
-        if len(shared.released) < self.world_size:
-            return False
-        del self._open[index]
-        self._rollouts.release(shared.rollout)
+        if len(shared.released) == self.world_size:
+            del self._open[index]
+            self._rollouts.release(shared.rollout)
         return True
+
+    def has(self, index: int) -> bool:
+        """Tells whether a rollout is under way to the learners."""
+        return index in self._open
+
+    def check(self, rank: int) -> None:
+        """Checks that a rank is one of those that share the rollouts.
+
+        Raises:
+            InvalidRequestError: It is not.
+        """
+        if not 0 <= rank < self.world_size:
+            raise InvalidRequestError(
+                f"rank {rank}: expected 0 to {self.world_size - 1}, since the rollouts are shared "
+                f"with a world_size of {self.world_size}"
+            )
 
     def give_back(self, rank: int, index: int) -> None:
         """Lets a rank take its share once more."""

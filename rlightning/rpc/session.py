@@ -240,7 +240,13 @@ class _Conversation:
                 ),
                 reason="MESSAGE_TOO_LARGE",
             )
-        return Reader(self._handler.request_type, data, limits=self._limits, memory=self._memory)
+        return Reader(
+            self._handler.request_type,
+            data,
+            limits=self._limits,
+            memory=self._memory,
+            max_total_bytes=self._cap,
+        )
 
     async def _open(self, reader: Reader[Any]) -> Session:
         stream, rpc = self._stream, self._rpc

@@ -46,6 +46,7 @@ _TO_STATUS: tuple[tuple[type[errors.RLightningError], grpc.StatusCode, str], ...
     (errors.ResourceExhaustedError, Code.RESOURCE_EXHAUSTED, ""),
     (errors.RemoteError, Code.INTERNAL, ""),
     (errors.ConfigError, Code.FAILED_PRECONDITION, "CONFIG"),
+    (errors.MessageTooLargeError, Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE"),
     (errors.CodecError, Code.INVALID_ARGUMENT, "CODEC"),
     (errors.ResetNeededError, Code.FAILED_PRECONDITION, "RESET_NEEDED"),
     (errors.ObservationError, Code.INTERNAL, "OBSERVATION"),
@@ -78,6 +79,9 @@ DISK_FULL = "DISK_FULL"
 
 NO_DATA_DIR = "NO_DATA_DIR"
 """Reason of a PreconditionError of a server that keeps nothing on a disk."""
+
+UNKNOWN_ENV = "UNKNOWN_ENV"
+"""Reason of a PreconditionError of a buffer server that has no data of an env."""
 
 # What gRPC itself says when a message passes the transport cap, and when nobody listens.
 _TOO_LARGE = re.compile(r"(?:Sent|Received) message larger than max \((\d+) vs\. (\d+)\)")

@@ -58,7 +58,9 @@ class EnvRet:
     info: dict[str, Any] = field(default_factory=dict)
     """Further information of the env."""
     _extra: dict[str, Any] = field(default_factory=dict)
-    """Further fields that the buffer stores beside the documented ones."""
+    """Further fields that the buffer stores with the observation. One that is called `last_X` tells
+    of the last step, as `last_reward` does, and is stored as `X` of that, too, unless there is
+    another `X`, such as the policy's `action`."""
     ts_env_sent_ns: int = field(default_factory=time.time_ns)
     """When this left the env: Unix time in nanoseconds, by the wall clock of the env's machine."""
 

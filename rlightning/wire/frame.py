@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, EncodeError, Message
 
-from rlightning.errors import CodecError
+from rlightning.errors import CodecError, MessageTooLargeError
 from rlightning.wire import extract, splice
 from rlightning.wire.shared import SharedMemory
 from rlightning.wire.splice import Buffer
@@ -184,6 +184,8 @@ class Reader(_Budget, Generic[_MessageT]):
         limits: What it may ask for.
         splice_bytes: How large the data of a tensor must be for protobuf not to copy it.
         memory: What is shared with the writer. Arrays in it are views, too, and change with it.
+        max_total_bytes: How large the message and its arrays in `memory` may be in all, in bytes;
+            None for as much as `limits` has for each.
 
     Attributes:
         message: The decoded message. Tensors in it must be read with `read_tensor` and this reader.
@@ -195,7 +197,15 @@ class Reader(_Budget, Generic[_MessageT]):
         CodecError: The message is too large, or the bytes are no such message.
     """
 
-    __slots__ = ("_data", "_memory", "copies_shared", "message", "ranges", "shared_bytes")
+    __slots__ = (
+        "_data",
+        "_max_total",
+        "_memory",
+        "copies_shared",
+        "message",
+        "ranges",
+        "shared_bytes",
+    )
 
     def __init__(
         self,
@@ -205,9 +215,11 @@ class Reader(_Budget, Generic[_MessageT]):
         limits: Limits = DEFAULT_LIMITS,
         splice_bytes: int = SPLICE_BYTES,
         memory: memoryview | None = None,
+        max_total_bytes: int | None = None,
     ) -> None:
         super().__init__(limits)
         self._memory = memory
+        self._max_total = max_total_bytes
         self.shared_bytes = 0
         self.copies_shared = False
         size = len(data)
@@ -266,8 +278,8 @@ class Reader(_Budget, Generic[_MessageT]):
         """Returns a read-only array over shared memory, or a copy.
 
         Raises:
-            CodecError: None is shared, it ends before the array does, or the arrays of this message
-                are larger in all than a message may be.
+            CodecError: None is shared, or it ends before the array does.
+            MessageTooLargeError: The message and its arrays are larger in all than it may be.
         """
         memory = self._memory
         if memory is None:
@@ -275,6 +287,13 @@ class Reader(_Budget, Generic[_MessageT]):
         if offset < 0 or offset + nbytes > len(memory):
             raise CodecError(
                 f"bytes {offset} to {offset + nbytes} of shared memory, which has {len(memory)}"
+            )
+        total = self.nbytes + nbytes
+        if self._max_total is not None and total > self._max_total:
+            raise MessageTooLargeError(
+                f"the message has {total} bytes with what lies in shared memory; this session's "
+                f"cap is {self._max_total}: correct the spec, or raise rpc.info_budget_bytes of "
+                "the server"
             )
         self.take_bytes(nbytes)
         self.shared_bytes += nbytes

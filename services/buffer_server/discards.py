@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rlightning.buffer.durable.store import DurableStore
-from rlightning.errors import InvalidRequestError, NotFoundError
+from rlightning.errors import InvalidRequestError, PreconditionError
 from rlightning.rpc.handlers import Context
+from rlightning.rpc.status import UNKNOWN_ENV
 from rlightning.v1 import buffer_service_pb2 as pb
 
 from .tables import Tables
@@ -31,7 +32,8 @@ class Discards:
 
         Raises:
             InvalidRequestError: `request_id` is missing, too long, or that of another request.
-            NotFoundError: There is no such table, or no data of the env ever came.
+            NotFoundError: There is no such table.
+            PreconditionError: No data of the env ever came.
             ReplayError: The table serves rollouts.
             ResourceExhaustedError: The server's disk is full.
         """
@@ -45,7 +47,9 @@ class Discards:
         done = self._store.discards.get(request_id)
         if done is None:
             if request.env_id not in table.buffer.env_ids:
-                raise NotFoundError(f"env_id: no data of {request.env_id!r} ever came")
+                raise PreconditionError(
+                    f"env_id: no data of {request.env_id!r} ever came", reason=UNKNOWN_ENV
+                )
             discarded = table.discard(request.env_id)
             self._store.discard(request_id, table.name, request.env_id, discarded)
         elif (done.table, done.env_id) != (table.name, request.env_id):

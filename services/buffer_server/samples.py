@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlightning.buffer.buffer_table import BufferTable
@@ -38,6 +39,8 @@ _LOG = logging.getLogger(__name__)
 
 _MAX_CREDITS = 1024
 _MAX_RANKS = 2**16
+# Acks that came while another learner had the batch, which may come back to who sent them.
+_MAX_EARLY = 64
 # From this size on, a batch is encoded in a thread: putting it together could hold the loop up.
 _THREAD_BYTES = 2**20
 
@@ -60,6 +63,7 @@ class Learner:
         credits: Batches that may still be sent: how large each is, 0 for the size of the feed.
         credited: Set when there are credits.
         unacked: Batches that leave the buffer with their ack, by number.
+        early: Numbers of batches that it used, and acked while another learner had them.
         sending: Sends batches; None before the first credit of a stream.
         present: Whether it has a stream.
         patience: Runs while it has none and its batches are kept for it alone.
@@ -72,6 +76,7 @@ class Learner:
     credits: deque[int] = field(default_factory=deque)
     credited: asyncio.Event = field(default_factory=asyncio.Event)
     unacked: dict[int, _Sent] = field(default_factory=dict)
+    early: deque[int] = field(default_factory=partial(deque, maxlen=_MAX_EARLY))
     sending: asyncio.Task[None] | None = None
     present: bool = True
     patience: asyncio.TimerHandle | None = None
@@ -316,8 +321,8 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
             if sent is not None:
                 learner.feed.release(sent.taken)
                 failpoint("sample.released")
-            else:  # the learner may have got it in a session that is gone
-                learner.feed.release_returned(batch_id)
+            elif not learner.feed.release_returned(batch_id) and learner.feed.had(batch_id):
+                learner.early.append(batch_id)  # in a session that is gone; another has it now
         else:
             raise InvalidRequestError("expected a credit or an ack")
 
@@ -332,6 +337,9 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
                 learner.credited.clear()
                 await learner.credited.wait()
             taken = await self._next(learner, session)
+            if taken.leaves and taken.batch_id in learner.early:
+                learner.feed.release(taken)
+                continue
             learner.credits.popleft()
             sent = _Sent(taken)
             batch_id = taken.batch_id or next(self._numbers)

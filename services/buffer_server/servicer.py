@@ -17,7 +17,6 @@ from rlightning.buffer.remote_buffer import SERVICE
 from rlightning.errors import (
     InvalidRequestError,
     InvalidRowError,
-    NotFoundError,
     PreconditionError,
     ReplayError,
     ResourceExhaustedError,
@@ -30,6 +29,7 @@ from rlightning.rpc.health import Health
 from rlightning.rpc.metrics import Metrics
 from rlightning.rpc.protocol import LIBRARY_VERSION, arrival_of, stamp
 from rlightning.rpc.session import SessionMethod, SessionRegistry
+from rlightning.rpc.status import UNKNOWN_ENV
 from rlightning.utils.config import MainConfig
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Batch, Limits, Reader, Writer, fill_value
@@ -192,7 +192,9 @@ class BufferService:
         table = self._tables.named(request.table)
         unknown = sorted(set(request.env_ids) - set(table.buffer.env_ids))
         if unknown:
-            raise NotFoundError(f"env_ids: no data of {', '.join(unknown)} ever came")
+            raise PreconditionError(
+                f"env_ids: no data of {', '.join(unknown)} ever came", reason=UNKNOWN_ENV
+            )
         self._store.check()
         truncated = sum(table.truncate(env_id) for env_id in request.env_ids)
         await self._store.settled()

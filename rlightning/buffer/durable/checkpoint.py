@@ -32,8 +32,8 @@ from rlightning.errors import CodecError, ConfigError
 from rlightning.utils.failpoints import failpoint
 from rlightning.wire import Limits, decode_value, encode_value
 
-FORMAT = 1
-"""Version of the format of checkpoints."""
+FORMAT = 2
+"""Version of the format of checkpoints. Before 2 they did not say whose batches were given back."""
 
 _HEAD = struct.Struct("<4sIIQ")
 _MAGIC = b"RLSN"

@@ -11,8 +11,8 @@ from pathlib import Path
 from rlightning.buffer.durable.files import sync_folder
 from rlightning.errors import ConfigError
 
-FORMAT = 1
-"""Version of the layout of the directory; what is older is read too."""
+FORMAT = 2
+"""Version of what is in the directory; what is older is read too."""
 
 POSITION = "position"
 """File of a checkpoint that says where the journal goes on after it."""
@@ -63,14 +63,27 @@ class DataDirectory:
         elif self.journal.exists() or self.checkpoints.exists():
             raise ConfigError(f"buffer.data_dir: {self.path} has no file FORMAT, but other files")
         else:
-            temporary = self.path / "FORMAT.tmp"
-            temporary.write_text(f"{_TITLE}{FORMAT}\n")
-            os.replace(temporary, title)
+            self._write_format()
         self.journal.mkdir(exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
         for left in self.checkpoints.glob(".*.tmp"):
             shutil.rmtree(left)
         sync_folder(self.path)
+
+    def _write_format(self) -> None:
+        temporary = self.path / "FORMAT.tmp"
+        temporary.write_text(f"{_TITLE}{FORMAT}\n")
+        os.replace(temporary, self.path / "FORMAT")
+
+    def upgrade(self) -> None:
+        """Gives it the newest format, before anything is written that older versions cannot read.
+
+        Raises:
+            OSError: The disk is full or broken.
+        """
+        if (self.path / "FORMAT").read_text() != f"{_TITLE}{FORMAT}\n":
+            self._write_format()
+            sync_folder(self.path)
 
     def _check_format(self, text: str) -> None:
         number = text.strip().removeprefix(_TITLE)

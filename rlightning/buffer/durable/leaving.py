@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlightning.buffer.durable.state import State, dump_group, load_group
-from rlightning.buffer.lending import Lending, QueueLending, RolloutLending
+from rlightning.buffer.lending import Lending, QueueLending, Returned, RolloutLending
 from rlightning.buffer.rollout_storage import RolloutStorage
 from rlightning.buffer.rollouts import Rollout, RolloutGroup
 from rlightning.buffer.shares import Shared, SharedRollouts
@@ -74,12 +74,21 @@ def dump_lending(lending: Lending) -> State:
                 "queued": None if taken.queued is None else _dump_queued(taken.queued),
             }
             for taken in lending.lent.values()
-        ]
+        ],
+        "returned": [
+            {
+                "rank": rank,
+                "world_size": returned.world_size,
+                "learners": list(returned.learners),
+                "batch_id": number,
+                "queued": None if returned.queued is None else _dump_queued(returned.queued),
+            }
+            for (rank, number), returned in lending.returned.items()
+        ],
     }
     if isinstance(lending, QueueLending):
         waiting = _dump_queued(lending.queue.order())
-        returned = [[number, _dump_queued(rows)] for number, rows in lending.returned.items()]
-        state |= {"waiting": waiting, "returned": returned, "last_number": lending.last_number}
+        state |= {"waiting": waiting, "last_number": lending.last_number}
     if isinstance(lending, RolloutLending) and lending.shares is not None:
         state["shares"] = {
             "world_size": lending.shares.world_size,
@@ -93,6 +102,15 @@ def dump_lending(lending: Lending) -> State:
 
 def load_lending(lending: Lending, state: State) -> None:
     """Tells what lends the batches of a table, which is loaded, what `dump_lending` returned."""
+    for one in state.get("returned", ()):
+        # Format 1 had those of queues, by number, and did not say whose they were.
+        known = one if isinstance(one, dict) else {"batch_id": one[0], "queued": one[1]}
+        rows = known["queued"]
+        lending.returned[known.get("rank", 0), known["batch_id"]] = Returned(
+            tuple(known.get("learners", ())),
+            known.get("world_size", 1),
+            None if rows is None else _load_queued(rows),
+        )
     if isinstance(lending, QueueLending):
         _load_queue(lending, state)
     elif isinstance(lending, RolloutLending):
@@ -109,8 +127,6 @@ def load_lending(lending: Lending, state: State) -> None:
 
 def _load_queue(lending: QueueLending, state: State) -> None:
     lending.last_number = state["last_number"]
-    for number, rows in state["returned"]:
-        lending.returned[number] = _load_queued(rows)
     for one in state["lent"]:
         rows = _load_queued(one["queued"])
         count, number = len(rows.slots), one["batch_id"]

@@ -280,6 +280,7 @@ def _dump_schema(schema: Schema) -> State:
         "plain": schema.plain,
         "scalar": schema.scalar,
         "aged": schema.aged,
+        "outcomes": dict(schema.outcomes),
     }
 
 
@@ -296,6 +297,7 @@ def _load_schema(state: State) -> Schema:
         plain=state["plain"],
         scalar=state["scalar"],
         aged=state["aged"],
+        outcomes=state.get("outcomes", {}),  # format 1 has none
     )
 
 

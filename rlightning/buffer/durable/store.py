@@ -128,6 +128,7 @@ class DurableStore:
             self.writers.clear()
             for table in self._tables.values():
                 table.orphan()
+        directory.upgrade()
         if self.durable:
             journal = Journal(
                 directory.journal,

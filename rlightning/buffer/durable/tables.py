@@ -137,7 +137,7 @@ def _apply_lending(table: BufferTable, kind: int, fields: Mapping[str, Any]) -> 
         if lent is None:
             raise ValueError("there is no such batch")
     elif kind == Kind.USED and fields["returned"]:
-        table.release_returned(fields["rank"], fields["batch"])
+        table.release_returned(fields["rank"], fields["batch"], None)  # it was checked then
     else:
         taken = table.lending.lent[fields["rank"], fields["batch"]]
         (table.release if kind == Kind.USED else table.give_back)(taken)

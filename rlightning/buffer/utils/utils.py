@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,8 @@ def default_postprocess_fn(episode: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         episode: T values by name, as a list or an array: `observation`, `last_reward`,
             `last_terminated`, `last_truncated`, and any others, which belong to the observation.
+            One of these called `last_X` tells of the step before, too: it is stored twice, as it
+            is and as `X` of that step, unless there is another `X`.
 
     Returns:
         Columns of T-1 transitions; rewards are float32.
@@ -131,7 +133,24 @@ def default_postprocess_fn(episode: Mapping[str, Any]) -> dict[str, Any]:
             columns[_SHIFTED[name]] = map_leaves(convert, stack(values[1:], name))
         else:
             columns[name] = stack(values[:-1], name)
+            outcome = outcome_of(name, {*episode, *Processed_EnvRet_fields})
+            if outcome is not None:
+                columns[outcome] = stack(values[1:], name)
     return columns
+
+
+def outcome_of(name: str, taken: Collection[str]) -> str | None:
+    """Returns the name X that a field `last_X` has with the step that it tells of.
+
+    Args:
+        name: Name of the field.
+        taken: What X must not be, since it is something else.
+
+    Returns:
+        None for a field that belongs to its own step alone.
+    """
+    outcome = name.removeprefix("last_")
+    return outcome if outcome not in {name, "", *taken} else None
 
 
 def default_compute_gae(

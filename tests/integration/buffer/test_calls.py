@@ -9,7 +9,6 @@ import pytest
 
 from rlightning.errors import (
     InvalidRequestError,
-    NotFoundError,
     PreconditionError,
     ResourceExhaustedError,
 )
@@ -41,8 +40,9 @@ async def test_an_episode_is_discarded_once_per_request() -> None:
         assert check_transitions(columns) == 5
         with pytest.raises(InvalidRequestError, match="request_id: a was that of table"):
             await asker.discard_episode("other", request_id="a")
-        with pytest.raises(NotFoundError, match="env_id: no data of 'other'"):
+        with pytest.raises(PreconditionError, match="env_id: no data of 'other'") as refused:
             await asker.discard_episode("other")
+        assert refused.value.reason == "UNKNOWN_ENV"
         with pytest.raises(InvalidRequestError, match="request_id: expected 1 to 128"):
             await asker.discard_episode("env", request_id="x" * 129)
         await act(client, one, 5)  # nothing of it is joined to what was removed

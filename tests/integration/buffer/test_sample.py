@@ -119,7 +119,7 @@ async def test_an_unacked_batch_comes_again_unchanged() -> None:
             assert (await last.batch())[0] == 3
 
 
-async def test_an_ack_is_good_in_another_session_and_for_what_is_ready_only() -> None:
+async def test_an_ack_is_good_in_another_session_of_its_client_and_for_what_is_ready() -> None:
     env = ScriptedEnv(2)
     async with (
         buffer_server() as buffers,
@@ -140,9 +140,16 @@ async def test_an_ack_is_good_in_another_session_and_for_what_is_ready_only() ->
         async with raw_learner(buffers.address, client_id="last") as last:
             await last.hello()
             await assert_eventually(lambda: rollouts.ready == 2)  # the leases have ended
-            await last.ack(1)
+            await last.ack(1)  # which it never had
             await last.credit(1)
-            assert (await last.batch())[0] == 2
+            assert (await last.batch())[0] == 1
+            await last.ack(1)
+        async with raw_learner(buffers.address, client_id="next") as following:
+            await following.hello()
+            await following.ack(2)
+            await following.credit(1)
+            assert (await following.batch())[0] == 3
+            assert rollouts.oldest >= 2
 
 
 async def test_what_a_learner_did_not_ack_is_for_the_next_one() -> None:

@@ -164,6 +164,20 @@ async def test_an_item_that_cannot_be_sent_leaves_its_place() -> None:
         assert not client._memory._held
 
 
+async def test_what_lies_in_shared_memory_counts_towards_the_cap_of_the_session() -> None:
+    async with picture_server() as server, inserting(server.address, META) as client:
+        assert client._memory is not None
+        client._cap = 2**30  # a client that does not care
+        env_ret, response = step(0)
+        env_ret.info = {"map": np.zeros(2 * 2**20, np.uint8)}
+        client._memory._min_bytes = 2**20
+        await client.insert(env_ret, response)
+        with pytest.raises(ResourceExhaustedError, match="lies in shared memory"):
+            await client.flush(5)
+        await client.insert(*step(1))  # the session lives on
+        await client.flush(5)
+
+
 async def test_a_reference_to_what_is_not_shared_is_refused_and_the_session_lives_on() -> None:
     async with picture_server() as server, raw_writer(server.address, META) as writer:
         await writer.hello()

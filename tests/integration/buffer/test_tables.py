@@ -12,6 +12,7 @@ from rlightning.errors import (
     ConfigError,
     InvalidRequestError,
     NotFoundError,
+    PreconditionError,
     ResourceExhaustedError,
 )
 from rlightning.services.buffer_server.servicer import BufferService
@@ -67,8 +68,9 @@ async def test_every_call_honours_its_table() -> None:
         assert await asker.update_priorities([0], [3.0], table="sim") == 1
         assert await asker.truncate(["sim"], "sim") == 2
         assert await sizes(asker) == {"sim": 24, "real": 10}
-        with pytest.raises(NotFoundError, match="env_ids: no data of sim"):
+        with pytest.raises(PreconditionError, match="env_ids: no data of sim") as refused:
             await asker.truncate(["sim"], "real")
+        assert refused.value.reason == "UNKNOWN_ENV"
         assert await asker.clear("real") == 10
         assert await sizes(asker) == {"sim": 24, "real": 0}
         async with sampling(buffers.address, table="sim", batch_size=4) as learner:

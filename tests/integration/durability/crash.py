@@ -32,8 +32,8 @@ PATIENCE_S = 60.0
 RPC = RpcConfig(heartbeat_s=0.2, lease_s=5.0, resume_window_s=60.0, reconnect_max_ms=100)
 WRITERS = 3
 ROWS = 2
-EVICTING = 400
-"""A capacity that is overwritten about once a second."""
+EVICTING = 200
+"""A capacity that is overwritten about once a second, or more often where there is little load."""
 
 # Every two steps between a message and its ack, and of a checkpoint, with a passage that is reached
 # while they are busy.
@@ -77,6 +77,25 @@ class RepeatingClient(InsertClient):
         epoch = pb.InsertRequest(insert=pb.InsertItems(epoch=self._session.epoch))
         for sent in window:
             await self._session.send_now(sent.data + epoch.SerializeToString())
+
+
+@dataclass
+class Outcome:
+    """What happened.
+
+    Attributes:
+        deaths: How often the server died of what.
+        transitions: What was inserted and acked.
+        busy_s: For how long acks came, in seconds; not while it started again.
+    """
+
+    deaths: Counter[str] = field(default_factory=Counter)
+    transitions: int = 0
+    busy_s: float = 0.0
+
+    def wraps_per_s(self, capacity: int) -> float:
+        """How often a ring was overwritten, by second."""
+        return self.transitions / capacity / self.busy_s
 
 
 @dataclass
@@ -149,7 +168,7 @@ async def crash(
     failpoints: Mapping[str, int] = FAILPOINTS,
     plan: Sequence[str] = (),
     **server: Any,
-) -> Counter[str]:
+) -> Outcome:
     """Kills a server `kills` times while writers write, and checks what is there at the end.
 
     Args:
@@ -162,10 +181,11 @@ async def crash(
             used: each transition once, in order.
 
     Returns:
-        How often it died of what.
+        What happened.
     """
     rng = random.Random(seed)
-    deaths: Counter[str] = Counter()
+    outcome = Outcome()
+    deaths = outcome.deaths
     running = Server(folder, **server)
     running.start()
     stop = Stop()
@@ -189,6 +209,7 @@ async def crash(
             asked = await stack.enter_async_context(BufferClient(running.address, rpc=RPC))
             acting = [asyncio.create_task(writer.act(stop)) for writer in writers]
             learning = asyncio.create_task(sample(learner, used))
+            timing = asyncio.create_task(time_acks(writers, outcome))
             for kill in range(kills):
                 name = plan[kill % len(plan)]
                 if name:
@@ -201,9 +222,13 @@ async def crash(
                     deaths["kill -9"] += 1
                 running.start()
             await progress(writers, 5, acting)
+            if "capacity" in server:
+                twice = 2 * server["capacity"] // (ROWS * len(writers))
+                await progress(writers, max(0, twice - min(w.steps for w in writers)), acting)
             stop.at = (max(writer.steps for writer in writers) // LENGTH + 2) * LENGTH
             await asyncio.gather(*acting)
-            check_alive([learning])
+            check_alive([learning, timing])
+            outcome.transitions = ROWS * sum(writer.steps for writer in writers)
             await asked.truncate([writer.env.env_id for writer in writers])
             if leaves:
                 await all_used(used, len(writers) * ROWS * stop.at, learning)
@@ -211,11 +236,23 @@ async def crash(
             else:
                 check(await asked.get(), writers, server.get("capacity", 10**6))
             learning.cancel()
+            timing.cancel()
             assert not any(writer.client.rebased for writer in writers)
     finally:
         if running.process.child.poll() is None:
             running.process.kill()
-    return deaths
+    return outcome
+
+
+async def time_acks(writers: list[Writer], outcome: Outcome) -> None:
+    """Adds up the time in which acks come."""
+    before, begun = 0, time.monotonic()
+    while True:
+        await asyncio.sleep(0.1)
+        acked, now = sum(writer.client.acked for writer in writers), time.monotonic()
+        if acked > before:
+            outcome.busy_s += now - begun
+        before, begun = acked, now
 
 
 async def die_at(server: Server, name: str, hit: int, tasks: Sequence[asyncio.Task[None]]) -> int:
@@ -317,8 +354,11 @@ def main() -> None:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             count = -(-kills // len(variants))
-            deaths = asyncio.run(crash(Path(folder), kills=count, seed=number, **variant))
-        print(f"{variant}: {sum(deaths.values())} deaths in {time.monotonic() - begun:.0f} s")
+            outcome = asyncio.run(crash(Path(folder), kills=count, seed=number, **variant))
+        deaths, took = outcome.deaths, time.monotonic() - begun
+        print(f"{variant}: {deaths.total()} deaths in {took:.0f} s")
+        if "capacity" in variant:
+            print(f"  overwritten {outcome.wraps_per_s(EVICTING):.1f} times a second")
         for name, times in sorted(deaths.items()):
             print(f"  {times:4d} {name}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from rlightning.buffer.durable.tables import dump_table, load_table
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.utils import container, frozen, observations, pool
 from rlightning.services.buffer_server.inserts import InsertHandler
-from rlightning.testing import assert_eventually
+from rlightning.testing import FaultProxy, assert_eventually
 from rlightning.utils.config import BufferConfig
-from rlightning.utils.failpoints import armed
-from tests.integration.buffer.harness import inserting
+from rlightning.utils.failpoints import armed, passed
+from tests.integration.buffer.harness import FAST, act, asking, inserting
+from tests.integration.durability.crash import RepeatingClient
 from tests.integration.durability.test_restarts import durable, ends
 from tests.unit.buffer.scripted import ScriptedEnv, answer
 
@@ -70,6 +72,67 @@ async def test_it_does_not_without(
 ) -> None:
     monkeypatch.setattr(owner, line, instead)
     assert not await keeps_what_it_acked(tmp_path / "data")
+
+
+async def stores_once_what_comes_twice(folder: Path) -> bool:
+    """Tells whether a server has once what a client sends it again after a cut."""
+    env = ScriptedEnv(2)
+    async with (
+        durable(folder) as buffers,
+        FaultProxy(buffers.address) as proxy,
+        RepeatingClient(proxy.address, spec=env.meta, rpc=FAST) as writer,
+    ):
+        env_ret = env.reset()
+        with armed("journal.before_write=sleep:0.05"):  # so that something is not acked yet
+            for number in range(20):
+                await writer.insert(env_ret, answer(env_ret))
+                env_ret = env.step()
+                if number == 15:
+                    await assert_eventually(lambda: writer.acked > 0)
+                    proxy.reset()
+        await writer.insert(env_ret, None)
+        await writer.flush(20)
+        async with asking(buffers.address) as asked:
+            await asked.truncate([env.env_id])
+            steps = (await asked.get())["step"].tolist()
+        assert buffers.service._insert.counts.messages_total > writer._seq
+    return sorted(steps) == sorted([*range(20), *range(20)])
+
+
+async def test_a_server_stores_once_what_comes_twice(tmp_path: Path) -> None:
+    assert await stores_once_what_comes_twice(tmp_path / "data")
+
+
+async def test_it_does_not_without_looking_at_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_message = InsertHandler.on_message
+
+    async def take_all(self: InsertHandler, session: Any, reader: Any) -> None:
+        insert, writer = reader.message.insert, session.state
+        insert.seq = max(insert.seq, writer.next_seq + len(writer.waiting))
+        await on_message(self, session, reader)
+
+    monkeypatch.setattr(InsertHandler, "on_message", take_all)
+    assert not await stores_once_what_comes_twice(tmp_path / "data")
+
+
+async def test_what_several_writers_wait_for_reaches_the_disk_together(tmp_path: Path) -> None:
+    envs = [ScriptedEnv(2, env_id=f"env-{number}") for number in range(4)]
+    async with (
+        durable(tmp_path / "data", durability="power") as buffers,
+        AsyncExitStack() as stack,
+    ):
+        writers = [
+            await stack.enter_async_context(inserting(buffers.address, env.meta)) for env in envs
+        ]
+        counts = buffers.service._insert.counts
+        with armed("journal.synced=sleep:0.02"):  # which is not more than a disk may take
+            await asyncio.gather(*(act(*pair, 30) for pair in zip(writers, envs, strict=True)))
+            await asyncio.gather(*(writer.flush(20) for writer in writers))
+            syncs = passed("journal.synced")
+        assert [writer.acked for writer in writers] == [31] * 4
+        assert 1 <= syncs < counts.messages_total / 2
 
 
 async def is_of_one_moment(folder: Path) -> bool:

@@ -302,8 +302,8 @@ async def test_a_damaged_journal_is_refused_and_a_checkpoint_still_opens(folder:
 async def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
     async with durable(folder):
         pass
-    (folder / "FORMAT").write_text("rlightning buffer, format 2\n")
-    with pytest.raises(ConfigError, match=rf"{folder} has format 2, which is newer than 1"):
+    (folder / "FORMAT").write_text("rlightning buffer, format 3\n")
+    with pytest.raises(ConfigError, match=rf"{folder} has format 3, which is newer than 2"):
         async with durable(folder):
             pass
 

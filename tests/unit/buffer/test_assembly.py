@@ -344,6 +344,21 @@ def test_extra_fields_are_stored_with_the_observation_they_came_with() -> None:
     np.testing.assert_array_equal(buffer.get_all()["goal"][:, 0], [0, 1, 0, 1])
 
 
+def test_extra_fields_of_the_step_before_are_stored_with_that_step_too() -> None:
+    buffer = collecting()
+    env = ScriptedEnv(2, lambda row, episode: (2 + row, True))
+    env_ret = env.reset()
+    for step in range(7):
+        env_ret._extra = {"last_time": np.full(2, step)}
+        insert(buffer, env_ret, answer(env_ret))
+        env_ret = env.step()
+    columns = buffer.get_all()
+    assert check_transitions(columns) == 12
+    assert columns["terminated"].sum() == 5  # whose own time it has, not that of a reset
+    np.testing.assert_array_equal(columns["time"], [1, 2, 3, 4, 5, 6] * 2)
+    np.testing.assert_array_equal(columns["last_time"], [0, 1, 2, 3, 4, 5] * 2)
+
+
 def test_what_was_added_is_copied_and_not_changed() -> None:
     buffer = collecting()
     env = ScriptedEnv(2)

@@ -18,6 +18,7 @@ from rlightning.buffer import (
     StorageConfig,
     build_data_buffer,
 )
+from rlightning.buffer.utils import utils
 from rlightning.buffer.utils.preprocessors import BoxFlattenPreprocessor
 from rlightning.buffer.utils.utils import default_postprocess_fn
 from rlightning.errors import (
@@ -72,8 +73,14 @@ def test_truncation_is_idempotent_and_unknown_envs_are_key_errors() -> None:
     assert buffer.size() == 1
     with pytest.raises(KeyError, match="other"):
         buffer.truncate_episodes(["env", "other"])
-    with pytest.raises(TypeError, match="env id"):
-        buffer.truncate_one_episode(None)
+    for nothing in (None, 3, object(), EnvRet(None, 0)):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="env id"):
+            buffer.truncate_one_episode(nothing)
+    add(buffer, 3)
+    for nothing in (None, object()):
+        with pytest.raises(TypeError, match="env id"):
+            buffer.truncate_episodes(["env", nothing])
+    assert buffer.size() == 1  # nothing was ended
 
 
 def test_auto_truncation_stores_an_episode_when_the_env_ends_it() -> None:
@@ -144,7 +151,11 @@ def test_batched_adds_check_ids_lengths_and_truncations() -> None:
     with pytest.raises(TypeError, match="list"):
         buffer.add_batched_transition(rets, responses, (True, False))  # type: ignore[arg-type]
     pairs = [step(1, env_id=env_id) for env_id in "ab"]
-    buffer.add_batched_data_async(BatchedData(["a", "b"], [pair[0] for pair in pairs]))
+    rets = BatchedData(["a", "b"], [pair[0] for pair in pairs])
+    for wrong in ([True], [True] * 3, []):
+        with pytest.raises(ValueError, match=f"{len(wrong)} truncations for 2"):
+            buffer.add_batched_data_async(rets, wrong)
+    assert buffer.add_batched_data_async(rets, [False, False]) is None  # type: ignore[func-returns-value]
     buffer.add_batched_data_async(
         BatchedData(["a", "b"], [pair[1] for pair in pairs]), truncations=True
     )
@@ -284,6 +295,13 @@ def test_a_rollout_buffer_gives_everything_once(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING):
         assert len(buffer.sample(4)[0]["reward"]) == 4
     assert "6 of 10 stored transitions are dropped unseen" in caplog.text
+    assert buffer.size() == 0
+    add(buffer, 4)
+    buffer.truncate_one_episode("env")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING), pytest.raises(ValueError, match="needs a batch_size"):
+        buffer.sample()
+    assert not caplog.text
 
 
 def test_an_empty_buffer() -> None:
@@ -295,6 +313,9 @@ def test_an_empty_buffer() -> None:
     fresh = ReplayBuffer(BufferConfig(type="ReplayBuffer", capacity=1))
     assert (fresh.size(), fresh.storages, fresh.sampler) == (0, {}, None)
     fresh.init_storage_table()
+    for kind in (ReplayBuffer, RolloutBuffer):
+        with pytest.raises(ValueError, match="before init"):
+            kind(BufferConfig(type=kind.__name__, capacity=1)).sample(1)
     with pytest.raises(ReplayError, match="init"):
         fresh.add_transition("env", *step(0))
 
@@ -405,6 +426,29 @@ def test_functions_that_exclude_each_other(functions: tuple[str, str]) -> None:
         ReplayBuffer(config, **{name: lambda *args: args[0]})
     with pytest.raises(ValueError, match="exclude each other"):
         ReplayBuffer(config, **{name: lambda *args: args[0] for name in functions})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("obs_preprocessor", "reward_preprocessor", "policy_resp_preprocess_fn", "postprocess_fn"),
+        ("env_ret_preprocess_fn", "policy_resp_preprocess_fn", "postprocess_fn"),
+        ("preprocess_fn", "postprocess_fn"),
+    ],
+)
+def test_functions_that_go_together(names: tuple[str, ...]) -> None:
+    config, called = BufferConfig(type="ReplayBuffer", capacity=10), []
+
+    def noting(name: str) -> Any:
+        function = getattr(utils, f"default_{name}")
+        return lambda *args: called.append(name) or function(*args)
+
+    buffer = ReplayBuffer(config, **{name: noting(name) for name in names})
+    buffer.init()
+    add(buffer, 3)
+    buffer.truncate_one_episode("env")
+    assert buffer.get_all()["reward"].tolist() == [1, 2]
+    assert set(called) == set(names)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from rlightning.buffer.durable.leaving import dump_lending, dump_rollouts
 from rlightning.buffer.durable.tables import dump_table, load_table
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.taken import Taken
+from rlightning.errors import InvalidRequestError
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import BufferConfig
 from tests.unit.buffer.scripted import SPACE, ScriptedEnv, answer, check_transitions
@@ -143,19 +144,68 @@ def test_an_ack_of_what_was_given_back_still_counts(tmp_path: Path) -> None:
     scene = Scene(QUEUE)
     for _ in range(20):
         scene.insert(0)
-    scene.take()
+    scene.take(learner="learner")
     number = scene.taken[0][0].batch_id
     scene.end(0, "give_back")
     scene.copy(tmp_path)
     sizes = []
     for table in scene.tables:
-        table.release_returned(0, number)
-        table.release_returned(0, number)  # once more changes nothing
+        assert not table.release_returned(0, number, "another")
+        assert table.release_returned(0, number, "learner")
+        assert not table.release_returned(0, number, "learner")
         sizes.append(table.buffer.size())
     before = sizes[0]
     scene.take()
     assert sizes == [before, before]
     assert scene.taken[0][0].batch_id == number + 1
+
+
+def test_an_ack_of_a_share_that_was_given_back_counts_for_who_had_it(tmp_path: Path) -> None:
+    scene = Scene(ROLLOUTS)
+    for _ in range(8):
+        scene.insert(0)
+        scene.insert(1)
+    for rank in range(2):
+        scene.take(rank=rank, world_size=2, learner=f"learner-{rank}")
+    number = scene.taken[0][0].batch_id
+    scene.end(0, "give_back")
+    scene.copy(tmp_path)
+    for table in scene.tables:
+        assert not table.release_returned(0, number, "learner-1")
+        assert not table.release_returned(1, number, "learner-1")  # it has it
+        with pytest.raises(InvalidRequestError, match="rank 2: .* world_size of 2"):
+            table.release_returned(2, number, "learner-2")
+        assert not table.release_returned(2, number + 9, "learner-2")  # long gone
+        assert table.release_returned(0, number, "learner-0")
+        assert table.take(rank=0, world_size=2) is None  # it has used its share
+    scene.end(0, "release")
+    for table in scene.tables:
+        assert number - 1 not in table.buffer.rollouts._held  # type: ignore[attr-defined]
+
+
+def test_what_another_number_of_learners_had_is_none_of_the_shares_of_now() -> None:
+    scene = Scene(ROLLOUTS)
+    for _ in range(8):
+        scene.insert(0)
+        scene.insert(1)
+    (table,) = scene.tables
+    before = [table.take(rank=rank, world_size=4, learner="before") for rank in range(4)]
+    now = [table.take(rank=rank, world_size=2, learner="now") for rank in range(2)]
+    assert {one.batch_id for one in (*before, *now) if one is not None} == {1}
+    for taken in before[:2]:
+        assert taken is not None
+        table.release(taken)
+    for taken in before[2:]:
+        assert taken is not None
+        table.give_back(taken)
+    assert table.buffer.rollouts.oldest == 0  # type: ignore[attr-defined]
+    with pytest.raises(InvalidRequestError, match="rank 3: .* world_size of 2"):
+        table.release_returned(3, 1, "another")
+    assert not table.release_returned(3, 1, "before")
+    for taken in now:
+        assert taken is not None
+        table.release(taken)
+    assert table.buffer.rollouts.oldest == 1  # type: ignore[attr-defined]
 
 
 def test_rows_of_a_queue_that_were_cleared_are_not_lent_again(tmp_path: Path) -> None:

@@ -257,6 +257,33 @@ def test_removal_of_the_newest() -> None:
     np.testing.assert_array_equal(columns["observation"][:, 0], columns["reward"] - 1)
 
 
+@pytest.mark.parametrize("removal", ["fifo", "lifo"])
+def test_removal_leaves_sequences_whole(removal: str) -> None:
+    sampler = {"type": "sequence", "length": 3, "seed": 1}
+    buffer = make(sampler, capacity=12, storage={"removal": removal})
+    for first in range(0, 50, 10):
+        add(buffer, 5, 5, first=first)
+        (batch,) = buffer.sample(10)
+        np.testing.assert_array_equal(np.diff(batch["reward"]), 1)
+        np.testing.assert_array_equal(batch["observation"][..., 0], batch["reward"] - 1)
+        episodes = (batch["reward"] - 1) // 5
+        np.testing.assert_array_equal(episodes, episodes[:, :1].repeat(3, 1))
+    first_kept = {"fifo": 39, "lifo": 1}[removal]
+    assert rewards(buffer)[:7] == list(range(first_kept, first_kept + 7))
+
+
+def test_removal_of_the_newest_forgets_their_priorities() -> None:
+    buffer = make(PRIORITISED, capacity=6, storage={"removal": "lifo"})
+    add(buffer, 6)
+    buffer.update_priorities(np.arange(6), [0.0, 0.0, 0.0, 0.0, 1e6, 1e6])
+    add(buffer, 1, first=10)  # instead of the last one
+    (batch,) = buffer.sample(6)  # the new one has the highest priority, too
+    assert sorted(batch["reward"].tolist()) == [5, 5, 5, 11, 11, 11]
+    buffer.update_priorities([4], [0.0])
+    assert set(buffer.sample(6)[0]["reward"].tolist()) == {11}
+    assert rewards(buffer) == [1, 2, 3, 4, 5, 11]
+
+
 def test_removal_of_the_lowest_priority() -> None:
     buffer = make(PRIORITISED, capacity=6, storage={"removal": "priority"})
     add(buffer, 6)
@@ -272,6 +299,10 @@ def test_removal_of_the_lowest_priority() -> None:
     ("config", "message"),
     [
         ({"storage": {"removal": "priority"}}, "removal: 'priority' needs"),
+        (
+            {"storage": {"removal": "priority"}, "sampler": {"type": "sequence", "length": 2}},
+            "removal: 'priority' needs .* got 'sequence'",
+        ),
         ({"storage": {"removal": "lifo", "unit": "episode"}}, "removal: 'lifo' needs unit"),
         ({"storage": {"unit": "episode"}, "sampler": PRIORITISED}, "'prioritised' needs"),
         (

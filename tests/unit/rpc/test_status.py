@@ -36,6 +36,7 @@ def test_a_remote_error_travels_as_itself(kind, code):
     ("error", "code", "reason"),
     [
         (errors.CodecError("bad", path="a.b"), Code.INVALID_ARGUMENT, "CODEC"),
+        (errors.MessageTooLargeError("bad"), Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE"),
         (errors.ConfigError("bad"), Code.FAILED_PRECONDITION, "CONFIG"),
         (errors.ResetNeededError("bad"), Code.FAILED_PRECONDITION, "RESET_NEEDED"),
         (errors.ObservationError("bad"), Code.INTERNAL, "OBSERVATION"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rlightning.errors import CodecError
+from rlightning.errors import CodecError, MessageTooLargeError
 from rlightning.types import EnvRet
 from rlightning.v1.env_ret_pb2 import EnvRet as EnvRetMessage
 from rlightning.v1.session_pb2 import SharedMemory as Offer
@@ -104,6 +104,20 @@ def test_places_in_use_never_overlap_and_all_of_them_come_back(actions):
     for key in list(held):
         memory.free(key)
     assert memory.put(np.zeros(16 * 64, np.uint8)) == 64  # all that there is, at its beginning
+
+
+def test_what_lies_there_counts_towards_the_cap_of_the_message():
+    memory, there = shared()
+    data = encode({"left": IMAGES, "right": IMAGES}, memory)
+    total = len(data) + 2 * IMAGES.nbytes
+    for most in (total, total - 1, IMAGES.nbytes):
+        r = Reader(EnvRetMessage, data, memory=there, max_total_bytes=most)
+        if most == total:
+            assert read_env_ret(r.message, r).observation.keys() == {"left", "right"}
+        else:
+            with pytest.raises(MessageTooLargeError, match=f"cap is {most}") as told:
+                read_env_ret(r.message, r)
+            assert told.value.path == f"observation.{'left' if most < total - 1 else 'right'}"
 
 
 BAD = [

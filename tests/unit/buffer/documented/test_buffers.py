@@ -276,6 +276,43 @@ def test_nothing_of_the_callers_is_changed_or_kept() -> None:
     assert other.get_all()["x"].tolist() == [0, 1, 2]
 
 
+# Extra fields of an EnvRet.
+
+
+def extra_step(t: int, count: int) -> tuple[EnvRet, PolicyResponse]:
+    env_ret, response = step(t, done=t == count - 1)
+    env_ret._extra = {
+        "last_cost": np.float32(t),
+        "last_contact": {"left": np.full(2, t), "right": np.full(2, -t)},
+        "last_action": np.int64(7 * t),  # of which there is another one
+        "goal": np.int64(t),
+    }
+    return env_ret, response
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("kind", ["ReplayBuffer", "RolloutBuffer"])
+def test_an_extra_field_of_the_step_before_is_stored_twice(kind: str, *, own: bool) -> None:
+    def postprocess(episode: Any) -> Any:
+        return default_postprocess_fn(episode)
+
+    functions = {"postprocess_fn": postprocess} if own else {}
+    buffer = make(kind, functions=functions, auto_truncate_episode=True)
+    for count in (4, 3):
+        for t in range(count):
+            buffer.add_transition("env", *extra_step(t, count))
+    columns = buffer.get_all()
+    steps = np.array([0, 1, 2, 0, 1])
+    np.testing.assert_array_equal(columns["last_cost"], steps)
+    np.testing.assert_array_equal(columns["cost"], steps + 1)
+    for side, sign in (("left", 1), ("right", -1)):
+        np.testing.assert_array_equal(columns["last_contact"][side][:, 0], sign * steps)
+        np.testing.assert_array_equal(columns["contact"][side][:, 0], sign * (steps + 1))
+    np.testing.assert_array_equal(columns["goal"], steps)
+    np.testing.assert_array_equal(columns["last_action"], 7 * steps)
+    np.testing.assert_array_equal(columns["action"], 10 * steps)
+
+
 # Postprocess functions.
 
 

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlightning.buffer import BufferConfig, SamplerConfig, StorageConfig
+from rlightning.utils import config as configs
 from rlightning.utils.config import Config
 
 PLACES = {
@@ -73,6 +74,51 @@ def test_type_and_capacity_are_required(missing: str) -> None:
 )
 def test_defaults_of_a_buffer(field: str, value: object) -> None:
     assert getattr(BufferConfig(type="ReplayBuffer", capacity=-3), field) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "defaults"),
+    [
+        (
+            "EnvConfig",
+            {"num_workers": 1, "num_envs": 1, "max_episode_steps": None, "num_cpus": 1}
+            | {"num_gpus": 0.0, "env_kwargs": Config(), "init_params": None}
+            | {"evaluate_cfg": None, "policy_setup": "widowx"},
+        ),
+        ("WeightBufferConfig", {"type": "WeightBuffer", "buffer_strategy": "Double"}),
+        (
+            "PolicyConfig",
+            {"train_num_gpus": 1.0, "eval_num_gpus": 1.0, "rollout_mode": "sync"}
+            | {"router_type": "simple"},
+        ),
+        (
+            "TrainConfig",
+            {"batch_size": 64, "max_rollout_steps": -1, "max_eval_rollout_steps": -1, "lr": 3e-4}
+            | {"parallel": None, "eval_interval": -1, "save_interval": -1},
+        ),
+        (
+            "ClusterConfig",
+            {"train_worker_num": 1, "eval_worker_num": 1, "buffer_worker_num": 1}
+            | {"remote_train": True, "remote_eval": True, "remote_storage": True}
+            | {"remote_env": True},
+        ),
+        ("MainConfig", {"debug": True, "verbose": True}),
+    ],
+)
+def test_defaults_of_the_other_sections(kind: str, defaults: dict[str, Any]) -> None:
+    required = {"name": "e", "backend": "gymnasium", "task": "CartPole-v1"}
+    config = getattr(configs, kind)(**(required if kind == "EnvConfig" else {}))
+    assert {name: getattr(config, name) for name in defaults} == defaults
+
+
+@pytest.mark.parametrize("missing", ["name", "backend", "task"])
+def test_an_env_needs_name_backend_and_task(missing: str) -> None:
+    fields = {"name": "e", "backend": "gymnasium", "task": "CartPole-v1"}
+    config = configs.MainConfig(env=fields)  # type: ignore[arg-type]
+    assert [env.name for env in config.env] == ["e"]  # always a list
+    del fields[missing]
+    with pytest.raises(ValidationError, match=missing):
+        configs.EnvConfig(**fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

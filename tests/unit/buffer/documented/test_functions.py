@@ -26,6 +26,7 @@ from rlightning.buffer.utils.utils import (
     default_preprocess_fn,
     default_reward_preprocessor,
 )
+from rlightning.env.utils.utils import default_env_preprocess_fn
 from rlightning.types import EnvRet, PolicyResponse
 
 BOX = gym.spaces.Box(-1, 1, (2, 3), np.float32)
@@ -91,6 +92,21 @@ def test_the_default_postprocess_function_shifts() -> None:
     assert columns["action"].tolist() == [0, 1, 2]
     assert "mutual_info" in columns
     assert "info" not in columns
+
+
+def test_the_default_postprocess_function_stores_a_field_of_the_step_before_twice() -> None:
+    episode = {
+        **steps(),
+        "last_cost": [10, 11, 12, 13],
+        "last_action": [5, 6, 7, 8],
+        "last_": [0] * 4,
+    }
+    columns = default_postprocess_fn(episode)
+    assert columns["last_cost"].tolist() == [10, 11, 12]
+    assert columns["cost"].tolist() == [11, 12, 13]
+    assert columns["action"].tolist() == [0, 1, 2]  # the policy's
+    assert columns["last_action"].tolist() == [5, 6, 7]
+    assert "" not in columns
 
 
 def test_the_default_postprocess_function_keeps_nesting() -> None:
@@ -185,3 +201,8 @@ def test_discrete_values_become_one_hot() -> None:
     assert isinstance(one_hot(torch.tensor(2)), torch.Tensor)
     with pytest.raises(AssertionError):
         DiscretePreprocessor(BOX)
+
+
+def test_what_an_env_gets_of_a_response() -> None:
+    action = object()
+    assert default_env_preprocess_fn(PolicyResponse("env", action=action)) is action
