@@ -128,7 +128,7 @@ class _Examination:
         cameras = [] if link is None else camera_fits(link.up_mbit_s)
         return Diagnosis(self._findings, self._links, cameras)
 
-    def _note(self, check: str, where: str, message: str, *, fix: str = "") -> None:
+    def _note(self, check: str, where: str, message: str, *, fix: str) -> None:
         self._findings.append(Finding("note", check, where, message, fix))
 
     async def _examine(self, target: Target) -> None:
@@ -179,7 +179,8 @@ class _Examination:
             fix = f"give --token-file, or services.{role}.auth.token_file, one with scope learner"
             self._findings.append(Finding("error", "access", where, str(error), fix))
         except RemoteError as error:
-            self._note("health", where, f"tells nothing of itself: {error}")
+            fix = f"run doctor again; if it stays so, the log of the {label_of(role)} says why"
+            self._note("health", where, f"tells nothing of itself: {error}", fix=fix)
 
     def _health(self, where: str, role: Role, status: ServingStatus) -> None:
         if status is ServingStatus.SERVING:
@@ -241,11 +242,12 @@ def look_at_config(config: MainConfig) -> Iterator[Finding]:
     try:
         prepare(config)
     except ConfigError as error:
-        yield Finding("error", "config", "", str(error))
+        fix = "change the keys that it names; rlightning config schema tells what each takes"
+        yield Finding("error", "config", "", str(error), fix)
     else:
         yield Finding("ok", "config", "", "its sections fit together")
     for key in keys_without_effect(config):
-        yield Finding("note", "config", key, "has no effect here")
+        yield Finding("note", "config", key, "has no effect here", "leave it out")
 
 
 def look_at_machine(config: MainConfig) -> Iterator[Finding]:
@@ -296,7 +298,8 @@ def _rate(mbit_s: float) -> str:
 
 def _clock(where: str, clocks: Clocks | None) -> Iterator[Finding]:
     if clocks is None:
-        yield Finding("warning", "clock", where, "the offset of its clock cannot be known")
+        fix = "run one version of the library on both, over a link that answers within a second"
+        yield Finding("warning", "clock", where, "the offset of its clock cannot be known", fix)
         return
     offset_s, within_s = clocks.wall_offset_s, clocks.uncertainty_s
     off = (

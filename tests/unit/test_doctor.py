@@ -1,16 +1,19 @@
 """What `rlightning doctor` makes of what it sees, and what it packs."""
 
+import ast
 import asyncio
 import json
 import stat
 import tarfile
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rlightning import cluster
 from rlightning.cli.app import app
 from rlightning.cluster.bundle import REMOVED, write_bundle
 from rlightning.cluster.camera_fit import SHARE, bytes_per_pixel, camera_fits, scene
@@ -57,6 +60,27 @@ def make_link(**changes):
 
 def found(findings, check):
     return [(one.status, one.message) for one in findings if one.check == check]
+
+
+@pytest.mark.parametrize("status", ["note", "warning", "error"])
+def test_what_is_not_ok_always_has_a_fix(status):
+    with pytest.raises(ValueError, match="needs a fix: it is bad"):
+        Finding(status, "reach", "env", "it is bad")
+    assert Finding("ok", "reach", "env", "it is good").fix == ""
+
+
+def test_no_line_of_the_doctor_makes_a_finding_that_lacks_its_fix():
+    """Those of rare faults too, which no test brings about."""
+    calls = [
+        node
+        for file in Path(cluster.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding"
+    ]
+    assert len(calls) > 20
+    for call in calls:
+        status = ast.unparse(call.args[0])
+        assert status == "'ok'" or len(call.args) == 5, f"line {call.lineno}: {ast.unparse(call)}"
 
 
 def test_a_good_link_is_told_in_figures():
@@ -202,7 +226,7 @@ def test_a_bundle_has_configs_logs_and_no_secret(tmp_path, name):
     words = " ".join(SECRETS)
     (run.logs / "env_server.log").write_text("x" * 300_000 + f"\nlast: {words} Bearer abcdef\n")
     file = tmp_path / name
-    diagnosis = Diagnosis([Finding("note", "reach", "env", f"said {SECRETS[0]}")])
+    diagnosis = Diagnosis([Finding("note", "reach", "env", f"said {SECRETS[0]}", "do so")])
     write_bundle(file, config, diagnosis, run.path)
     if name.endswith(".zip"):
         with zipfile.ZipFile(file) as archive:
