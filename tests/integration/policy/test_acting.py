@@ -352,6 +352,18 @@ async def test_the_stages_of_an_answer_add_up_to_its_round_trip() -> None:
         assert client.offset.same_clock
 
 
+async def test_under_debug_an_answer_says_when_it_left_the_policy_server(monkeypatch) -> None:
+    monkeypatch.setenv("RLIGHTNING_DEBUG", "1")
+    async with policy_server() as server, acting(server.address, 8) as client:
+        response = await client.act(env_ret(8))
+        times, taken = client.times, response.corrected_latency()
+        assert times is not None
+        assert times.ways is not None
+        assert taken == (pytest.approx(taken[0]), times.ways.uncertainty_s)
+        at_least = times.ways.downlink_s + (times.done_ns - times.heard_ns) * 1e-9
+        assert at_least - 1e-8 <= taken[0] < 60
+
+
 async def test_probes_are_answered_while_large_observations_come() -> None:
     """The loop decodes them without a copy: a probe waits for none of them."""
     space = gym.spaces.Box(0, 255, (2**22,), np.uint8)
