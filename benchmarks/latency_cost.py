@@ -21,7 +21,7 @@ import uvloop
 from rlightning.buffer.remote_buffer import BufferClient
 from rlightning.env.remote_client import EnvClient
 from rlightning.latency import ClockOffset, LatencyStats
-from rlightning.latency.stages import ACT, INSERT, STEP, WAIT, ActStamps
+from rlightning.latency.stages import ACT, BATCH, INSERT, STEP, STORE, ActStamps
 from rlightning.policy import PolicyClient
 from rlightning.rpc.metrics import MetricsServer
 from rlightning.rpc.protocol import arrival_of, measure, stamp
@@ -227,9 +227,8 @@ def remember() -> bool:
             env.record_stamps(ACT, (now_ns, *stamps[1:]))
             env.record_stamps(STEP, (now_ns, now_ns - 90, now_ns - 50, now_ns - 40))
             env.record_stamps(INSERT, (now_ns, now_ns - 80, now_ns - 90, now_ns - 60, 0.0, 0.0))
-            policy.record_stamps(WAIT, (now_ns, now_ns - 20, now_ns - 10))
-            policy.record("inference", 1e-4)
-            buffer.record("store", 1e-4)
+            policy.record_stamps(BATCH, (now_ns, now_ns - 10, now_ns - 20, now_ns - 25))
+            buffer.record_stamps(STORE, (now_ns, now_ns - 10))
 
     record(RECORDED_STEPS // 20)
     gc.collect()
