@@ -19,6 +19,7 @@ from rlightning.cluster.bundle import REMOVED, write_bundle
 from rlightning.cluster.camera_fit import SHARE, bytes_per_pixel, camera_fits, scene
 from rlightning.cluster.diagnosis import Diagnosis, Finding
 from rlightning.cluster.doctor import (
+    look_at_clocks,
     look_at_config,
     look_at_envs,
     look_at_link,
@@ -29,6 +30,7 @@ from rlightning.cluster.runs import Run
 from rlightning.cluster.snapshot import Target
 from rlightning.env.remote_client import EnvStatus
 from rlightning.errors import ConfigError, UnavailableError
+from rlightning.latency import ClockOffset, Offset
 from rlightning.policy import PolicyDescription
 from rlightning.rpc.link import Clocks, Link
 from rlightning.rpc.protocol import LIBRARY_VERSION, PROTOCOL_VERSION
@@ -154,6 +156,33 @@ def test_another_config_errors_of_envs_and_steps_that_are_too_large():
     needed = 8 * (2 * 480 * 640 * 3 + 8) + 2**20
     assert f"may take {needed} bytes, services.policy.rpc.max_message_bytes" in limits[0].message
     assert "raise services.policy.rpc.max_message_bytes" in limits[0].fix
+
+
+@pytest.mark.parametrize("ahead_s", [-5.0, 0.0, 5.0])
+def test_a_clock_that_an_env_server_takes_for_another_is_named(ahead_s):
+    """From here to the env server and on: that it shares a clock with the policy server is wrong."""
+    hour, ms = 3600 * 10**9, 10**6
+    shared = ClockOffset()
+    shared.set_peer("policy", same_clock=True)
+    env = make_env(make_meta(), clocks={"policy": shared.summary(), "buffer": {"epoch": 1}})
+    ahead_ns = int(ahead_s * 1e9)
+    clocks = {
+        "env": Offset(hour, 3 * ms),
+        "policy": Offset(hour + ahead_ns + 2 * ms, 4 * ms),
+        "buffer": Offset(0, 0),
+    }
+    told = list(look_at_clocks("env", env, clocks))
+    if ahead_s:
+        (finding,) = told
+        assert (finding.status, finding.check) == ("warning", "clock")
+        assert "takes the clock of the policy server for one that is 5 s off, ±19 ms" in (
+            finding.message
+        )
+        assert "share a boot id" in finding.fix
+    else:
+        assert told == []
+    assert list(look_at_clocks("env", env, {"env": Offset(0, 0)})) == []
+    assert list(look_at_clocks("env-1", env, clocks)) == []
 
 
 def test_a_config_that_does_not_fit_together_is_an_error():
