@@ -29,6 +29,7 @@ _TROUBLE = {
         "policy_errors": "policy errors",
         "inserts_resent": "inserts resent",
         "steps_dropped": "steps dropped",
+        "one_way_unknown": "uplink and downlink unknown",
     },
     "policy": {"errors": "errors", "expired": "expired", "overloaded": "overloaded"},
     "buffer": {

@@ -205,6 +205,14 @@ def test_the_view_shows_what_is_known_and_what_is_wrong():
     assert "- steps/s" in text  # what was not measured
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_ways_that_are_not_known_have_a_line_where_there_are_any(count):
+    env = ServiceView("env", "h:3", role="env", gauges={"one_way_unknown": count})
+    text = text_of(Snapshot("now", [env]))
+    assert ("env: uplink and downlink unknown 3" in text) is bool(count)
+    assert ("unknown" in text.replace("UNKNOWN", "")) is bool(count)
+
+
 def test_nothing_known_is_no_error():
     assert "policy version -" in text_of(Snapshot("now", []))
 
