@@ -13,7 +13,7 @@ const CHARTS = [
   { title: "Buffer fill", unit: "%", series: [["buffer_fill", "of the capacity"]] },
   {
     title: "Staleness", unit: "versions",
-    series: [["staleness", "mean of the last batch"], ["staleness_p50", "p50"], ["staleness_p99", "p99"]],
+    series: [["staleness", "last batch"], ["staleness_p50", "p50"], ["staleness_p99", "p99"]],
   },
   {
     title: "Waiting", unit: "",
