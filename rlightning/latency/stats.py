@@ -12,7 +12,7 @@ from rlightning.latency.histogram import SETTLING, SlidingHistogram, sort_column
 from rlightning.latency.ways import Array
 
 # Stamps of a kind that wait to be sorted in.
-_MOST_GATHERED = 512
+_MOST_GATHERED = 2048
 
 
 class Durations(NamedTuple):
