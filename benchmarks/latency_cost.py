@@ -21,7 +21,7 @@ import uvloop
 from rlightning.buffer.remote_buffer import BufferClient
 from rlightning.env.remote_client import EnvClient
 from rlightning.latency import ClockOffset, LatencyStats
-from rlightning.latency.stages import ACT, INSERT, STEP, WAIT, ActStamps
+from rlightning.latency.stages import ACT, BATCH, INSERT, STEP, STORE, ActStamps
 from rlightning.policy import PolicyClient
 from rlightning.rpc.metrics import MetricsServer
 from rlightning.rpc.protocol import arrival_of, measure, stamp
@@ -38,6 +38,7 @@ LEAST_ROUNDS = 300
 LONGEST_S = 0.1
 # That of deploy/monitoring/prometheus.yml.
 SCRAPE_EVERY_S = 5.0
+ASKED = 10
 RECORDED_STEPS = 1_000_000
 ROWS = (1, 64)
 
@@ -108,8 +109,11 @@ class Side:
     async def asked_ms(self) -> float:
         """CPU in milliseconds, in each second, for who looks: a Describe a second, and its share of a scrape.
 
-        What asking itself takes is part of it.
+        What asking itself takes is part of it, and so is sorting in what a second of steps has left behind.
         """
+        await self._client.control("start")
+        await asyncio.sleep(1.0)
+        await self._client.control("pause")
         begun_ns = time.process_time_ns()
         await self._stepped()
         for client in self._others:
@@ -164,7 +168,7 @@ async def compare(rows: int, rounds: int, seconds: float) -> tuple[list[float], 
         for number in range(rounds):
             for side in (on, off) if number % 2 else (off, on):
                 cost[side].append(await side.step_us(seconds))
-        asked = [await on.asked_ms() - await off.asked_ms() for _ in range(20)]
+        asked = [await on.asked_ms() - await off.asked_ms() for _ in range(ASKED)]
     finally:
         await on.close()
         await off.close()
@@ -227,9 +231,8 @@ def remember() -> bool:
             env.record_stamps(ACT, (now_ns, *stamps[1:]))
             env.record_stamps(STEP, (now_ns, now_ns - 90, now_ns - 50, now_ns - 40))
             env.record_stamps(INSERT, (now_ns, now_ns - 80, now_ns - 90, now_ns - 60, 0.0, 0.0))
-            policy.record_stamps(WAIT, (now_ns, now_ns - 20, now_ns - 10))
-            policy.record("inference", 1e-4)
-            buffer.record("store", 1e-4)
+            policy.record_stamps(BATCH, (now_ns, now_ns - 10, now_ns - 20, now_ns - 25))
+            buffer.record_stamps(STORE, (now_ns, now_ns - 10))
 
     record(RECORDED_STEPS // 20)
     gc.collect()

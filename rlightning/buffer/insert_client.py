@@ -522,16 +522,16 @@ class InsertClient:
         session = self._session
         if session is None:
             return
-        heard_ns = session.heard_ns
-        for sent in self._window:
-            if sent.seq > seq:
+        heard_ns, echo_ns = session.heard_ns, timing.echo_sent_ns
+        for number, _, _, _, _, _, sent_ns, left_ns in self._window:
+            if number > seq:
                 break
             received_ns = lower_ns = upper_ns = math.nan
-            if sent.sent_ns == timing.echo_sent_ns:
+            if sent_ns == echo_ns:
                 received_ns = timing.received_ns
                 lower_ns, upper_ns = session.offset.bounds(heard_ns)
             self.stats.record_stamps(
-                INSERT, (heard_ns, sent.sent_ns, sent.left_ns, received_ns, lower_ns, upper_ns)
+                INSERT, (heard_ns, sent_ns, left_ns, received_ns, lower_ns, upper_ns)
             )
 
     def _forget(self, seq: int) -> None:

@@ -31,7 +31,10 @@ class Finding:
             `link`, `spec`, `envs` or `limits`.
         where: Service or key; empty for the whole.
         message: What was found.
-        fix: What to do about it; empty where nothing is to be done.
+        fix: What to do about it; empty where all is `ok`.
+
+    Raises:
+        ValueError: Something is not `ok`, and nothing says what to do about it.
     """
 
     status: Status
@@ -39,6 +42,10 @@ class Finding:
     where: str
     message: str
     fix: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status != "ok" and not self.fix:
+            raise ValueError(f"a finding that is not ok needs a fix: {self.message}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlightning.cluster.progress import Progress, duration, number
+from rlightning.cluster.progress import Progress, duration, number, percentiles
 
 _LINE_EVERY_S = 1.0
 _COLUMNS = ("p50", "p90", "p99", "max")
@@ -84,7 +84,8 @@ class Display:
         )
         facts.add_row(
             f"policy version {progress.policy_version}",
-            f"staleness {number(progress.staleness)}",
+            f"staleness {number(progress.staleness)} "
+            f"(p50 / p90 / p99 {percentiles(progress.staleness_versions) or '-'})",
             f"updates {progress.updates:,}",
             f"{progress.elapsed_s:.0f} s",
         )

@@ -8,7 +8,7 @@ import json
 import resource
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from rlightning.errors import (
     RemoteError,
     UnauthenticatedError,
 )
+from rlightning.latency import Offset
+from rlightning.latency.clock import DRIFT_LIMIT
 from rlightning.policy import PolicyClient, PolicyDescription
 from rlightning.rpc.channel import connect
 from rlightning.rpc.health import OVERALL, ServingStatus, list_statuses
@@ -55,6 +57,8 @@ _WALL_OFFSET_S = 0.1
 _FEW_FILES = 4096
 _LITTLE_DISK = 2**30
 _WIDTH = 120
+# What an examination takes, meanwhile clocks drift.
+_LONGEST_S = 60.0
 
 
 def sight_to_examine(config: MainConfig, auth: ClientAuthConfig | None = None) -> Sight:
@@ -107,6 +111,7 @@ class _Examination:
         self._links: dict[str, Link] = {}
         self._envs: dict[str, EnvStatus] = {}
         self._policies: dict[str, PolicyDescription] = {}
+        self._clocks: dict[str, Offset] = {}
 
     async def run(self) -> Diagnosis:
         self._findings += look_at_config(self._config)
@@ -124,11 +129,12 @@ class _Examination:
                 await self._examine(replica)  # one by one: each has the machine for itself
         for name, env in self._envs.items():
             self._findings += look_at_envs(name, env, self._config, list(self._policies.values()))
+            self._findings += look_at_clocks(name, env, self._clocks)
         link = next((link for name, link in self._links.items() if name in self._envs), None)
         cameras = [] if link is None else camera_fits(link.up_mbit_s)
         return Diagnosis(self._findings, self._links, cameras)
 
-    def _note(self, check: str, where: str, message: str, *, fix: str = "") -> None:
+    def _note(self, check: str, where: str, message: str, *, fix: str) -> None:
         self._findings.append(Finding("note", check, where, message, fix))
 
     async def _examine(self, target: Target) -> None:
@@ -169,17 +175,24 @@ class _Examination:
                     self._envs[target.name] = await env.describe(
                         max_episodes=1, max_traces=1, timeout_s=_TIMEOUT_S
                     )
+                    clock = env.offset
             elif role == "policy":
                 async with PolicyClient(target.address, **options) as policy:
                     self._policies[target.name] = await policy.describe(timeout_s=_TIMEOUT_S)
+                    clock = policy.offset
             else:
                 async with BufferClient(target.address, **options) as buffer:
                     await buffer.describe(timeout_s=_TIMEOUT_S)
+                    clock = buffer.offset
+            offset = clock.estimate()
+            if offset is not None:
+                self._clocks[target.name] = offset
         except (UnauthenticatedError, PermissionDeniedError) as error:
             fix = f"give --token-file, or services.{role}.auth.token_file, one with scope learner"
             self._findings.append(Finding("error", "access", where, str(error), fix))
         except RemoteError as error:
-            self._note("health", where, f"tells nothing of itself: {error}")
+            fix = f"run doctor again; if it stays so, the log of the {label_of(role)} says why"
+            self._note("health", where, f"tells nothing of itself: {error}", fix=fix)
 
     def _health(self, where: str, role: Role, status: ServingStatus) -> None:
         if status is ServingStatus.SERVING:
@@ -241,11 +254,12 @@ def look_at_config(config: MainConfig) -> Iterator[Finding]:
     try:
         prepare(config)
     except ConfigError as error:
-        yield Finding("error", "config", "", str(error))
+        fix = "change the keys that it names; rlightning config schema tells what each takes"
+        yield Finding("error", "config", "", str(error), fix)
     else:
         yield Finding("ok", "config", "", "its sections fit together")
     for key in keys_without_effect(config):
-        yield Finding("note", "config", key, "has no effect here")
+        yield Finding("note", "config", key, "has no effect here", "leave it out")
 
 
 def look_at_machine(config: MainConfig) -> Iterator[Finding]:
@@ -296,7 +310,8 @@ def _rate(mbit_s: float) -> str:
 
 def _clock(where: str, clocks: Clocks | None) -> Iterator[Finding]:
     if clocks is None:
-        yield Finding("warning", "clock", where, "the offset of its clock cannot be known")
+        fix = "run one version of the library on both, over a link that answers within a second"
+        yield Finding("warning", "clock", where, "the offset of its clock cannot be known", fix)
         return
     offset_s, within_s = clocks.wall_offset_s, clocks.uncertainty_s
     off = (
@@ -353,6 +368,36 @@ def look_at_envs(
     services = config.services
     for role, rpc in (("policy", services.policy.rpc), ("buffer", services.buffer.rpc)):
         yield from _caps(name, role, rpc, env)
+
+
+def look_at_clocks(name: str, env: EnvStatus, clocks: Mapping[str, Offset]) -> Iterator[Finding]:
+    """Yields which clock is another one than an env server takes it for.
+
+    Args:
+        name: The env server.
+        env: What it tells; its own offsets are among that.
+        clocks: Each service's clock minus the one here, by name. Of several servers of a kind
+            nobody tells which of them an env server means: they are left out.
+    """
+    if name not in clocks:
+        return
+    for other, summary in (env.stats.get("clocks") or {}).items():
+        told = Offset.of_summary(summary)
+        if told is None or other not in clocks:
+            continue
+        seen = clocks[name].inverse().then(clocks[other])
+        off_s = abs(seen.offset_ns - told.offset_ns) / 1e9
+        within_s = (seen.uncertainty_ns + told.uncertainty_ns) / 1e9 + DRIFT_LIMIT * _LONGEST_S
+        if off_s > within_s:
+            yield Finding(
+                "warning",
+                "clock",
+                name,
+                f"it takes the clock of the {label_of(other)} for one that is {duration(off_s)} "
+                f"off, \u00b1{duration(within_s)}: latencies between them are wrong by as much",
+                "machines cloned from one snapshot share a boot id, and not a clock: reboot one; "
+                "else restart the env server",
+            )
 
 
 def _policy_of(meta: EnvMeta, config: MainConfig) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rlightning.env.episodes import KEPT_EPISODES, EpisodeRecord
 from rlightning.env.remote_client import EnvClient, EnvStatus
 from rlightning.errors import DeadlineExceededError, RemoteError, UnavailableError
+from rlightning.latency import ClockOffset
+from rlightning.latency.axis import Axis
 from rlightning.latency.trace import StepTrace
 from rlightning.rpc.replicas import Endpoint, resolve
 from rlightning.types import EnvMeta
@@ -53,6 +55,7 @@ class EnvServers:
         self._looking = asyncio.Lock()
         self._episodes: deque[EpisodeRecord] = deque(maxlen=KEPT_EPISODES)
         self._traces: deque[StepTrace] = deque(maxlen=_KEPT_TRACES)
+        self._axis = Axis()
 
     @property
     def env_steps(self) -> int:
@@ -75,7 +78,11 @@ class EnvServers:
         }
 
     def news(self) -> tuple[list[EpisodeRecord], list[StepTrace]]:
-        """Returns the episodes and traces of all looks since the last call, each once."""
+        """Returns the episodes and traces of all looks since the last call, each once.
+
+        Traces are by the clock of the env server that was met first, and left out while it is not
+        known how the clock of theirs stands to it.
+        """
         episodes, traces = list(self._episodes), list(self._traces)
         self._episodes.clear()
         self._traces.clear()
@@ -182,12 +189,20 @@ class EnvServers:
             if server.known or self._meet(server, process, status):
                 server.take(process, status)
                 self._episodes.extend(status.episodes)
-                self._traces.extend(status.traces)
+                self._traces.extend(self._placed(server.client.offset, status.traces))
             server.error = None
             if self._held is not None and status.actor_running is self._held:
                 await server.hold(self._held, timeout_s)  # it was away when the others were told
         except _AWAY as error:
             server.error = error
+
+    def _placed(self, clock: ClockOffset, traces: Iterable[StepTrace]) -> Iterator[StepTrace]:
+        """Yields traces by the clock of the env server that was met first."""
+        now_ns = time.monotonic_ns()
+        self._axis.learn(clock, now_ns)
+        offset = self._axis.offset(clock.clock_id, now_ns)
+        if offset is not None:
+            yield from (trace.on_axis(offset) for trace in traces)
 
     def _meet(self, server: _Server, process: str, status: EnvStatus) -> bool:
         """Finds out who answers for the first time; returns whether all that it says counts."""

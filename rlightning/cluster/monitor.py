@@ -135,6 +135,7 @@ class Monitor:
             policy_version=state.policy_version,
             staleness=self._staleness,
             max_staleness=self._learner.max_staleness,
+            staleness_versions=self._learner.staleness.summary(),
             rows_learned=self._learner.rows,
             rows_skipped=self._learner.skipped_rows,
             latencies={**state.latencies, **dict(learning)},
@@ -168,6 +169,8 @@ class Monitor:
             "charts/policy_version": float(progress.policy_version),
             "charts/staleness": progress.staleness,
         }
+        for key in ("p50", "p90", "p99"):
+            values[f"charts/staleness_{key}"] = progress.staleness_versions.get(key)
         for name, summary in progress.latencies.items():
             values |= {f"latency/{name}/{key}": summary.get(key) for key in ("p50", "p99")}
         self._scalars.add(values, progress.env_steps)

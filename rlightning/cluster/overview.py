@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlightning.cluster.display import latency_table
-from rlightning.cluster.progress import duration, number
+from rlightning.cluster.progress import duration, number, percentiles
 from rlightning.cluster.runs import RUNNING
 from rlightning.cluster.snapshot import ServiceView, Snapshot
 
@@ -29,6 +29,7 @@ _TROUBLE = {
         "policy_errors": "policy errors",
         "inserts_resent": "inserts resent",
         "steps_dropped": "steps dropped",
+        "one_way_unknown": "uplink and downlink unknown",
     },
     "policy": {"errors": "errors", "expired": "expired", "overloaded": "overloaded"},
     "buffer": {
@@ -126,6 +127,7 @@ def _progress(snapshot: Snapshot) -> Table:
             f"updates {learner.get('updates', 0):,}",
             f"rows {learner.get('rows_learned', 0):,}",
             f"staleness {number(learner.get('staleness'))}",
+            f"p50 / p90 / p99 {percentiles(learner.get('staleness_versions')) or '-'}",
             f"at most {_count(learner.get('max_staleness'))}",
         )
     return facts

@@ -25,6 +25,8 @@ class Progress:
         policy_version: Version of the weights in use.
         staleness: Mean age of the last batch's rows in versions; None before the first batch.
         max_staleness: Age of the oldest row learned from so far, in versions; None before one.
+        staleness_versions: {count, mean, p50, p90, p99, max} of the ages in versions of the rows
+            learned from in the last minute; only {count: 0} without any.
         rows_learned: Rows learned from; fewer than `env_steps`, since the last ones are not.
         rows_skipped: Rows left out, since other weights than the learner's had acted in some of
             their rollout.
@@ -41,6 +43,7 @@ class Progress:
     policy_version: int = 0
     staleness: float | None = None
     max_staleness: int | None = None
+    staleness_versions: Mapping[str, float] = field(default_factory=lambda: {"count": 0})
     rows_learned: int = 0
     rows_skipped: int = 0
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -66,6 +69,13 @@ class Progress:
 def number(value: float | None) -> str:
     """Returns a figure for people; `-` for what was not measured."""
     return "-" if value is None else f"{value:.1f}"
+
+
+def percentiles(summary: Mapping[str, float] | None) -> str | None:
+    """Returns p50, p90 and p99 of whole numbers for people; None where there are none."""
+    if not summary or not summary["count"]:
+        return None
+    return " / ".join(f"{summary[key]:,.0f}" for key in ("p50", "p90", "p99"))
 
 
 def find_latencies(stats: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, float]]]:
@@ -106,6 +116,7 @@ def describe_run(progress: Progress, outcome: str) -> dict[str, Any]:
         "policy_version": progress.policy_version,
         "staleness": progress.staleness,
         "max_staleness": progress.max_staleness,
+        "staleness_versions": dict(progress.staleness_versions),
         "rows_learned": progress.rows_learned,
         "rows_skipped": progress.rows_skipped,
         "latencies_s": {name: dict(summary) for name, summary in progress.latencies.items()},

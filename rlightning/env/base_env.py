@@ -205,8 +205,9 @@ class BaseEnv(ABC):
 
     def _before(self, policy_resp: PolicyResponse) -> PolicyResponse:
         """Brings tensors to the CPU, in a copy: the caller keeps its response as it was."""
-        if self._debug:
-            self._record_timing("transition_policy_to_env", policy_resp.compute_sent_latency())
+        taken = policy_resp.corrected_latency() if self._debug else None
+        if taken is not None:
+            self._record_timing("transition_policy_to_env", *taken)
         torch = sys.modules.get("torch")
         if torch is None:  # nothing in the response can be a tensor
             return policy_resp
@@ -235,11 +236,11 @@ class BaseEnv(ABC):
             pair[0] += float(values.sum(dtype=np.float64))
             pair[1] += values.size
 
-    def _record_timing(self, name: str, seconds: float) -> None:
+    def _record_timing(self, name: str, seconds: float, uncertainty_s: float = 0.0) -> None:
         timing = self.timing_raw.get(name)
         if timing is None:
             timing = self.timing_raw[name] = {"count": 0, "total": 0.0, "avg": 0.0}
-        self.latency.record(name, seconds)
+        self.latency.record(name, seconds, uncertainty_s)
         timing["count"] += 1
         timing["total"] += seconds
         timing["avg"] = timing["total"] / timing["count"]

@@ -6,6 +6,7 @@ import math
 import time
 import uuid
 from collections import deque
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +17,8 @@ _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _CLOCK_NAMESPACE_FILE = Path("/proc/self/timens_offsets")
 
 _SECOND_NS = 10**9
-# How fast two clocks may drift apart: each of them is right to 100 ppm.
-_DRIFT_LIMIT = 200e-6
+DRIFT_LIMIT = 200e-6
+"""How fast two clocks may drift apart: each of them is right to 100 ppm."""
 # How much the drift may change while exchanges of a window are believed: heat, and time daemons.
 _DRIFT_CHANGE = 50e-6
 # A machine that slept for less has not slept.
@@ -102,6 +103,13 @@ class Offset(NamedTuple):
     uncertainty_ns: int
     """How far `offset_ns` may be off, in nanoseconds."""
 
+    @classmethod
+    def of_summary(cls, summary: Mapping[str, Any]) -> Offset | None:
+        """Returns what `ClockOffset.summary` tells; None where it was not known."""
+        if "offset_s" not in summary:
+            return None
+        return cls(round(summary["offset_s"] * 1e9), math.ceil(summary["uncertainty_s"] * 1e9))
+
     def then(self, other: Offset) -> Offset:
         """Returns the offset of a third clock: `other` is that clock minus the far one of this."""
         return Offset(self.offset_ns + other.offset_ns, self.uncertainty_ns + other.uncertainty_ns)
@@ -154,7 +162,7 @@ class ClockOffset:
         # The bounds are lines through these heights at `_base_ns`, of these slopes.
         self._base_ns = 0
         self._lower = self._upper = 0.0
-        self._slowest, self._fastest = -_DRIFT_LIMIT, _DRIFT_LIMIT
+        self._slowest, self._fastest = -DRIFT_LIMIT, DRIFT_LIMIT
         # The shortest round trip, the middle of its bounds, and when it was.
         self._trip = self._trip_at = 0
         self._middle = 0.0
@@ -199,7 +207,7 @@ class ClockOffset:
             self._begin_epoch()
         elapsed = t4 - t1
         trip = elapsed - (t3 - t2)
-        if elapsed < 0 or t3 < t2 or trip < -_DRIFT_LIMIT * elapsed:
+        if elapsed < 0 or t3 < t2 or trip < -DRIFT_LIMIT * elapsed:
             return  # no pair of steady clocks gives such stamps
         lower, upper = t3 - t4, t2 - t1
         if self._seconds and self._contradicts(lower, upper, trip, t1, t4):
@@ -346,14 +354,14 @@ class ClockOffset:
         if lower > self._upper + self._fastest * age:
             return True
         # The upper bound is one at t1, before which the past's lower bound may not have been one.
-        if upper + 2 * _DRIFT_LIMIT * (t4 - t1) < self._lower + self._slowest * age:
+        if upper + 2 * DRIFT_LIMIT * (t4 - t1) < self._lower + self._slowest * age:
             return True
         shift = (lower + upper) / 2 - self._middle
         slack = (
             abs(trip - self._trip) / 2
             + _SHIFT_OF_TRIP * self._trip
             + _SHIFT_NS
-            + _DRIFT_LIMIT * (t4 - self._trip_at)
+            + DRIFT_LIMIT * (t4 - self._trip_at)
         )
         if abs(shift) <= slack:
             self._shifted = 0
@@ -372,7 +380,7 @@ class ClockOffset:
         self._seconds.clear()  # the first exchange afterwards renews all else
         self._shifted = 0
         self._newest_ns = 0
-        self._slowest, self._fastest = -_DRIFT_LIMIT, _DRIFT_LIMIT
+        self._slowest, self._fastest = -DRIFT_LIMIT, DRIFT_LIMIT
 
     def _renew(self, now_ns: int) -> None:
         """Bounds drift and offset anew by the exchanges that are in the window."""
@@ -380,7 +388,7 @@ class ClockOffset:
         while len(seconds) > 1 and now_ns - seconds[0].at > self._window_ns:
             seconds.popleft()
         newest = seconds[-1]
-        slowest, fastest = -_DRIFT_LIMIT, _DRIFT_LIMIT
+        slowest, fastest = -DRIFT_LIMIT, DRIFT_LIMIT
         for second in seconds:
             if second is newest:
                 break
@@ -391,7 +399,7 @@ class ClockOffset:
             if past > 0:
                 slowest = max(slowest, (newest.lower - second.upper) / past - _DRIFT_CHANGE)
         if slowest > fastest:
-            slowest, fastest = -_DRIFT_LIMIT, _DRIFT_LIMIT
+            slowest, fastest = -DRIFT_LIMIT, DRIFT_LIMIT
         self._slowest, self._fastest = slowest, fastest
         base = self._base_ns = newest.lower_at
         self._lower = max(s.lower - slowest * (s.lower_at - base) for s in seconds)

@@ -184,9 +184,7 @@ class SlidingHistogram:
         "_uncertainties",
     )
 
-    def __init__(
-        self, *, enabled: bool = True, feed: Callable[[float], None] | None = None
-    ) -> None:
+    def __init__(self, *, enabled: bool = True, feed: Callable[[], None] | None = None) -> None:
         self._enabled = enabled
         self._feed = feed
         self._new: list[float] = []
@@ -221,6 +219,18 @@ class SlidingHistogram:
             index = self._number % self._SLOTS
             if uncertainty_s > self._uncertainties[index]:
                 self._uncertainties[index] = uncertainty_s
+
+    def record_many(self, values: npt.NDArray[Any]) -> None:
+        """Adds many at once; what is negative or not a number is left out.
+
+        Args:
+            values: [n]; not changed.
+        """
+        if self._enabled and values.size:
+            now = time.monotonic()
+            with SETTLING:
+                self._settle_own(now)
+                self.take(sort_columns(values[None].astype(np.float64))[0], self._number)
 
     def take(self, column: Column, number: int, uncertainty_s: float = 0.0) -> None:
         """Adds durations that were sorted elsewhere; call while `SETTLING` is held.
@@ -298,7 +308,7 @@ class SlidingHistogram:
         """Sorts in all that was gathered, and turns to the slot of now."""
         with SETTLING:
             if self._feed is not None:
-                self._feed(now)
+                self._feed()
             self._settle_own(now)
 
     def _settle_own(self, now: float) -> None:

@@ -85,12 +85,22 @@ STEP = StampKind(["round_trip", "insert", "action_age", "env_step", "step"], 4, 
 
 
 def _read_wait(stamps: Array) -> Durations:
-    started, received, joined = stamps
+    started, formed, received = stamps
+    joined = np.maximum(formed, received)
     return Durations((joined - received, started - joined), {})
 
 
 WAIT = StampKind(["queue", "batch_wait"], 3, _read_wait)
-"""How a request waited: when inference began, when it was received, and joined its batch."""
+"""How a request waited: when inference began, its batch to form, and when it was received."""
+
+
+def _read_batch(stamps: Array) -> Durations:
+    ended, started, *_ = stamps
+    return Durations((*_read_wait(stamps[1:]).columns, ended - started), {})
+
+
+BATCH = StampKind([*WAIT.names, "inference"], 4, _read_batch)
+"""A batch with the first of its requests: when inference ended; then as `WAIT`."""
 
 
 def _read_insert(stamps: Array) -> Durations:
@@ -103,6 +113,15 @@ INSERT = StampKind(["insert_ack", "env_to_buffer"], 6, _read_insert)
 """An insert: when its ack was here, when it was sent, and when what it brings left its env; when
 the buffer server had it, by that server's clock; and the least and the most that this clock may be
 ahead of ours. The last three are NaN where that is not known."""
+
+
+def _read_store(stamps: Array) -> Durations:
+    stored, begun = stamps
+    return Durations((stored - begun,), {})
+
+
+STORE = StampKind(["store"], 2, _read_store)
+"""An insert at the buffer server: when it was stored, and when that began."""
 
 
 class ActTimes(NamedTuple):

@@ -12,7 +12,7 @@ from rlightning.latency.histogram import SETTLING, SlidingHistogram, sort_column
 from rlightning.latency.ways import Array
 
 # Stamps of a kind that wait to be sorted in.
-_MOST_GATHERED = 512
+_MOST_GATHERED = 2048
 
 
 class Durations(NamedTuple):
@@ -79,17 +79,17 @@ class LatencyStats(dict[str, SlidingHistogram]):
 
     def record_stamps(self, kind: StampKind, stamps: tuple[float, ...]) -> None:
         """Adds the durations between some stamps, for less than one duration alone would cost."""
-        if not self.enabled:
-            return
+        # Every call counts here, on paths that are rarely in the processor's caches.
         gathered = self._gathered.get(kind)
         if gathered is None:
+            if not self.enabled:
+                return
             gathered = self._gathered[kind] = _Gathered(kind, [self[name] for name in kind.names])
-        # Every call counts here, on paths that are rarely in the processor's caches.
-        if stamps[0] >= gathered.slot_end_ns or len(gathered.new) >= _MOST_GATHERED:
-            with SETTLING:
-                gathered.sort_in(stamps[0] * 1e-9)
         packed = kind.pack(*stamps)
         gathered.new.append(packed)  # by itself, so that a reader cannot take the list in between
+        if len(gathered.new) >= _MOST_GATHERED:
+            with SETTLING:
+                gathered.sort_in()
 
     def merge(self, others: Mapping[str, SlidingHistogram]) -> None:
         """Adds every duration of other histograms of this process, name by name."""
@@ -105,41 +105,47 @@ class LatencyStats(dict[str, SlidingHistogram]):
         super().clear()
         self._gathered.clear()
 
-    def _sort_in(self, now: float) -> None:
+    def _sort_in(self) -> None:
         for gathered in self._gathered.values():
-            gathered.sort_in(now)
+            gathered.sort_in()
 
 
 class _Gathered:
-    """Stamps of one kind that are not in their histograms yet; all of one slot of time.
+    """Stamps of one kind that are not in their histograms yet.
 
     Attributes:
         new: The stamps, packed.
-        slot_end_ns: When that slot is over.
     """
+
+    __slots__ = ("_histograms", "_kind", "new")
 
     def __init__(self, kind: StampKind, histograms: Sequence[SlidingHistogram]) -> None:
         self.new: list[bytes] = []
-        self.slot_end_ns = 0.0
         self._kind = kind
         self._histograms = histograms
-        self._slot = 0
 
-    def sort_in(self, now: float) -> None:
+    def sort_in(self) -> None:
         """Moves what there is into the histograms; call while `SETTLING` is held."""
         new, self.new = self.new, []
-        if new:
-            stamps = np.frombuffer(b"".join(new)).reshape(len(new), -1).T
-            durations = self._kind.read(stamps)
-            columns = sort_columns(np.stack(durations.columns) * 1e-9)
-            for name, histogram, column in zip(
-                self._kind.names, self._histograms, columns, strict=True
-            ):
-                uncertainty = durations.uncertainty.get(name)
-                uncertainty_s = 0.0 if uncertainty is None else _greatest(uncertainty) * 1e-9
-                histogram.take(column, self._slot, uncertainty_s)
-        self._slot = int(now / SlidingHistogram.SLOT_S)
-        self.slot_end_ns = (self._slot + 1) * SlidingHistogram.SLOT_S * 1e9
+        if not new:
+            return
+        stamps = np.frombuffer(b"".join(new)).reshape(len(new), -1).T
+        slots = stamps[0] // (SlidingHistogram.SLOT_S * 1e9)
+        if (slots == slots[0]).all():
+            self._take(stamps, int(slots[0]))
+            return
+        for slot in np.unique(slots):
+            self._take(stamps[:, slots == slot], int(slot))
+
+    def _take(self, stamps: Array, slot: int) -> None:
+        durations = self._kind.read(stamps)
+        columns = sort_columns(np.stack(durations.columns) * 1e-9)
+        for name, histogram, column in zip(
+            self._kind.names, self._histograms, columns, strict=True
+        ):
+            uncertainty = durations.uncertainty.get(name)
+            uncertainty_s = 0.0 if uncertainty is None else _greatest(uncertainty) * 1e-9
+            histogram.take(column, slot, uncertainty_s)
 
 
 def _greatest(values: Array) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlightning.latency.clock import Offset
 from rlightning.latency.stages import ActTimes
 
 _PROCESSES = ("env server", "network", "policy server")
@@ -45,6 +46,22 @@ class StepTrace(NamedTuple):
     """How far the bounds of the stages at the policy server may be off."""
     traceparent: str = ""
     """W3C trace context of who had the env act; empty if nobody has told one."""
+    clock_uncertainty_ns: int = 0
+    """How far all of it may be off against the traces of another env server."""
+
+    def on_axis(self, offset: Offset) -> StepTrace:
+        """Returns this by another clock.
+
+        Args:
+            offset: The env server's clock minus that one.
+        """
+        return self._replace(
+            start_ns=self.start_ns - offset.offset_ns,
+            spans=tuple(
+                span._replace(start_ns=span.start_ns - offset.offset_ns) for span in self.spans
+            ),
+            clock_uncertainty_ns=offset.uncertainty_ns,
+        )
 
 
 def place_of(stage: str) -> str:
@@ -140,7 +157,7 @@ class TraceFile:
     """Writes traces as a file of the Trace Event Format, which is whole after each `add`.
 
     Open it in https://ui.perfetto.dev or chrome://tracing. Env server, network and policy server
-    are processes there, each group is a track.
+    are processes there, each group is a track. Steps of several env servers belong on one axis.
 
     Args:
         path: The file; made anew.
@@ -172,7 +189,11 @@ class TraceFile:
             for number in range(len(_PROCESSES)):
                 place = {"pid": number, "tid": track, "args": {"name": trace.env_id}}
                 yield {"ph": "M", "name": "thread_name", **place}
-        arguments = {"seq": trace.seq, "uncertainty_us": trace.uncertainty_ns / 1000}
+        arguments = {
+            "seq": trace.seq,
+            "uncertainty_us": trace.uncertainty_ns / 1000,
+            "clock_uncertainty_us": trace.clock_uncertainty_ns / 1000,
+        }
         whole = Span("step", trace.start_ns, trace.duration_ns)
         for span in (whole, *trace.spans):
             yield {

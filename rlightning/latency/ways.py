@@ -25,13 +25,16 @@ class OneWay(NamedTuple):
     def of(cls, up_ns: float, down_ns: float, lower_ns: float, upper_ns: float) -> OneWay | None:
         """Returns the times of an exchange; None while they are unknown.
 
-        Arguments are those of `one_way`.
+        Arguments are those of `one_way`, of which this is one exchange: for few numbers, arrays
+        cost more than all else about a trace.
         """
-        up, down, uncertainty = (
-            float(time_ns) * 1e-9
-            for time_ns in one_way(*map(np.asarray, (up_ns, down_ns, lower_ns, upper_ns)))
-        )
-        return None if math.isnan(uncertainty) else cls(up, down, uncertainty)
+        most_up, most_down = up_ns - lower_ns, down_ns + upper_ns
+        if not (most_up >= 0 and most_down >= 0):
+            return None
+        least_up, least_down = max(0.0, up_ns - upper_ns), max(0.0, down_ns + lower_ns)
+        half = max(most_up - least_up, most_down - least_down) / 2
+        up, down = (least_up + most_up) / 2, (least_down + most_down) / 2
+        return cls(up * 1e-9, down * 1e-9, half * 1e-9)
 
 
 def one_way(up: Array, down: Array, lower: Array, upper: Array) -> tuple[Array, Array, Array]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from rlightning.latency import LatencyStats
-from rlightning.latency.histogram import Counts
+from rlightning.learner.ages import Ages
 from rlightning.learner.ranks import ALONE, Order, Ranks
 from rlightning.utils.config import TrainConfig
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 # How often a loop that waits for data looks whether it should stop.
 _LOOK_S = 0.5
-# Upper edges of the buckets for ages in versions.
-_AGES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
 # For the ages of older versions: that of the oldest one of which it is known.
 _VERSIONS_KEPT = 10_000
 
@@ -137,13 +135,13 @@ class LearnerStats:
     max_staleness: int | None = None
     policy_version: int = 0
     latency: LatencyStats = field(default_factory=_make_latency)
-    staleness: Counts = field(default_factory=lambda: Counts(_AGES))
+    staleness: Ages = field(default_factory=Ages)
 
     def measure(self, metrics: Metrics) -> None:
         """Adds the metrics of now."""
         metrics.stages(self.latency)
         text = "Ages of rows in versions when they were learned from."
-        metrics.counts("sample_staleness_versions", text, self.staleness)
+        metrics.counts("sample_staleness_versions", text, self.staleness.counts)
         metrics.gauge("policy_version", "Version of the newest weights.", self.policy_version)
         metrics.counter("learner_updates_total", "Batches learned from.", self.updates)
         metrics.counter("learner_rows_total", "Transitions learned from.", self.rows)
@@ -302,9 +300,7 @@ def record_staleness(
     Returns:
         Their mean age in seconds; None if no row says which.
     """
-    ages = stats.policy_version - versions
-    for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
-        stats.staleness.record(float(age), int(count))
+    stats.staleness.record(stats.policy_version - versions)
     staleness_s = times.mean_age_s(versions)
     if staleness_s is not None:
         stats.latency.record("staleness", staleness_s)

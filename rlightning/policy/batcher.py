@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rlightning.errors import BatcherOverloadedError, DeadlineExceededError, UnavailableError
 from rlightning.latency import LatencyStats
 from rlightning.latency.histogram import Counts
-from rlightning.latency.stages import WAIT
+from rlightning.latency.stages import BATCH, WAIT
 from rlightning.policy.first_use import FirstUses
 from rlightning.policy.pending import Batch, Pending, Runner, StageTimes
 from rlightning.policy.worker import Worker
@@ -80,10 +80,11 @@ class BatcherStats:
                 latency.record("first_use", taken_s)
         if not latency.enabled:
             return
-        latency.record("inference", (batch.end_ns - batch.start_ns) * 1e-9)
-        for pending in batch.pendings:
-            joined_ns = max(batch.formed_ns, pending.received_ns)
-            latency.record_stamps(WAIT, (batch.start_ns, pending.received_ns, joined_ns))
+        formed_ns, start_ns = batch.formed_ns, batch.start_ns
+        first, *others = batch.pendings
+        latency.record_stamps(BATCH, (batch.end_ns, start_ns, formed_ns, first.received_ns))
+        for pending in others:
+            latency.record_stamps(WAIT, (start_ns, formed_ns, pending.received_ns))
 
 
 class Batcher:

@@ -40,6 +40,7 @@ from rlightning.rpc.spec import shared_bytes
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.config import DEFAULT_POLICY, ClientAuthConfig, RpcConfig
+from rlightning.utils.utils import InternalFlag
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.v1.session_pb2 import Stages, Timing
 from rlightning.wire import (
@@ -139,6 +140,7 @@ class PolicyClient:
         self.stats = LatencyStats() if stats is None else stats
         self.one_way_unknown = 0
         self._answered: tuple[int, tuple[Any, ...]] | None = None
+        self._debug = InternalFlag.DEBUG
         self._rpc = rpc
         self._auth = auth
         self._policy = policy
@@ -308,6 +310,8 @@ class PolicyClient:
             self._ask = None
         if self.stats.enabled:
             self._record(session, ask)
+            if self._debug:
+                self._mark_left(response)
         return response
 
     async def publish_weights(
@@ -545,6 +549,13 @@ class PolicyClient:
         )
         self._answered = ask.seq, stamps
         self.stats.record_stamps(ACT, stamps)
+
+    def _mark_left(self, response: PolicyResponse) -> None:
+        """Tells envs, which record it under DEBUG, when an answer left the policy server."""
+        times = self.times
+        if times is not None and times.ways is not None:
+            left_ns = times.heard_ns - round(times.ways.downlink_s * 1e9)
+            response.mark_left(left_ns, round(times.ways.uncertainty_s * 1e9))
 
     def _set_alarm(self, ask: _Ask) -> None:
         # One timer outlives many requests: setting and cancelling one for each costs more.

@@ -157,6 +157,9 @@ class EnvRet:
     def compute_sent_latency(self, now_ns: int | None = None) -> float:
         """Returns the seconds since this was sent, by wall clocks that need not agree.
 
+        What is right between machines, too, is measured by who sends it, and shown with how far it
+        may be off: as stage `uplink` on its way to a policy server, and as `env_to_buffer`.
+
         Args:
             now_ns: Unix time in nanoseconds; now if None.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlightning.utils.conversions import Device
 
 # Attributes that say whose answer this is and when it was made; all others are outputs.
-_NOT_DATA = frozenset({"env_id", "ts_policy_sent_ns", "policy_version", "seq"})
+_NOT_DATA = frozenset({"env_id", "ts_policy_sent_ns", "policy_version", "seq", "_left"})
 
 
 class PolicyResponse(SimpleNamespace):
@@ -48,9 +48,11 @@ class PolicyResponse(SimpleNamespace):
         super().__init__(**data)
         self.env_id = env_id
 
-    # SimpleNamespace would call the class without its required argument to copy it.
+    # SimpleNamespace would call the class without its required argument to copy it. By which clock
+    # it left means nothing to another process.
     def __reduce__(self) -> tuple[Any, ...]:
-        return copyreg.__newobj__, (type(self),), self.__dict__  # type: ignore[attr-defined]
+        state = {name: value for name, value in self.__dict__.items() if name != "_left"}
+        return copyreg.__newobj__, (type(self),), state  # type: ignore[attr-defined]
 
     @staticmethod
     def make_example(
@@ -83,10 +85,24 @@ class PolicyResponse(SimpleNamespace):
     def mark_policy_sent(self) -> Self:
         """Stamps this as sent now; returns itself."""
         self.ts_policy_sent_ns = time.time_ns()
+        self._left = time.monotonic_ns(), 0
+        return self
+
+    def mark_left(self, left_ns: int, within_ns: int = 0) -> Self:
+        """Notes when this left the policy, as `corrected_latency` goes by; returns itself.
+
+        Args:
+            left_ns: When, in nanoseconds of this process's monotonic clock.
+            within_ns: How far that may be off: where it comes from another clock.
+        """
+        self._left = left_ns, within_ns
         return self
 
     def compute_sent_latency(self, now_ns: int | None = None) -> float:
         """Returns the seconds since `ts_env_sent_ns` if that is set, else since this was sent.
+
+        By wall clocks, which two machines need not agree on: `corrected_latency` is the figure that
+        is right between machines, too.
 
         Args:
             now_ns: Unix time in nanoseconds; now if None.
@@ -97,6 +113,26 @@ class PolicyResponse(SimpleNamespace):
         stamps = self.__dict__
         sent_ns = stamps.get("ts_env_sent_ns")
         return sent_latency(stamps.get("ts_policy_sent_ns") if sent_ns is None else sent_ns, now_ns)
+
+    def corrected_latency(self, now_ns: int | None = None) -> tuple[float, float] | None:
+        """Returns the seconds since this left the policy, and how far they may be off.
+
+        By monotonic clocks: that of this process, and that of a policy server as far as its offset
+        is known.
+
+        Args:
+            now_ns: Monotonic time in nanoseconds; now if None.
+
+        Returns:
+            Two numbers of seconds, the first at least 0.0; None while that is not known, as when
+            another process has sent this whose clock nobody has measured.
+        """
+        left: tuple[int, int] | None = self.__dict__.get("_left")
+        if left is None:
+            return None
+        left_ns, within_ns = left
+        elapsed_ns = (time.monotonic_ns() if now_ns is None else now_ns) - left_ns
+        return max(0, elapsed_ns) * 1e-9, within_ns * 1e-9
 
     def numpy(self) -> Self:
         """Makes numpy arrays of the tensors here; returns itself."""

@@ -28,6 +28,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.latency import LatencyStats
+from rlightning.latency.stages import STORE
 from rlightning.rpc.protocol import Arrival
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
@@ -413,7 +414,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         """
         refusal = message.refusal
         if refusal is None:
-            begun = time.perf_counter()
+            begun_ns = time.monotonic_ns()
             try:
                 journal = partial(self._durable.insert, *self._mark(writer, message), message.data)
                 full = insert_into(message.tables, writer.env_id, message.items, journal)
@@ -421,7 +422,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                     writer.held_by = full.rendezvous
                     return False
                 failpoint("insert.stored")
-                self.latency.record("store", time.perf_counter() - begun)
+                self.latency.record_stamps(STORE, (time.monotonic_ns(), begun_ns))
             except ReplayError as error:
                 refusal = error
             except (TypeError, ValueError) as error:  # what the documented API raises for bad data

@@ -1,6 +1,7 @@
 """The dashboard in a browser, while `rlightning train` runs, loses a service, and ends."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,6 +25,18 @@ DRAWN = (
     "[...document.querySelectorAll('figure canvas')].map(c => c.getContext('2d')"
     ".getImageData(0, 0, c.width, c.height).data.filter((v, i) => i % 4 == 3 && v).length)"
 )
+
+
+# A stage between two clocks, whatever the machine: the learner knows that of a server by its calls.
+BETWEEN_CLOCKS = '#stages tr[data-stage="learner.first_use"]'
+
+
+def shown_uncertainty(browser, cell):
+    """How far a time between two clocks may be off, as people read it; the page says what for."""
+    text = browser.text("#latency-title + .note")
+    assert "± is how far a time between two clocks may be off" in text
+    assert "cannot be told apart" in text
+    return re.fullmatch(r"±?([\d.]+) (µs|ms|s)", browser.text(f"{BETWEEN_CLOCKS} {cell}"))
 
 
 def fits(browser):
@@ -64,6 +77,8 @@ def test_a_run_from_its_beginning_to_its_end_and_the_next_one(tmp_path):
             stages = [line.split()[0] for line in browser.text("#stages").splitlines()]
             assert stages[:3] == ["env.encode", "env.uplink", "env.queue"]
             assert {"env.round_trip", "buffer.store", "learner.update"} <= set(stages)
+            assert shown_uncertainty(browser, "td.wide:nth-of-type(5)")
+            assert browser.text(f"{BETWEEN_CLOCKS} small") == ""
             assert browser.complaints() == []
             browser.save(PICTURES / "dashboard.png")
 
@@ -71,6 +86,8 @@ def test_a_run_from_its_beginning_to_its_end_and_the_next_one(tmp_path):
             browser.look(**PHONE, scheme="dark")
             wait_until(lambda: fits(browser), 10, "it is wider than the phone")
             wait_until(lambda: min(browser.ask(DRAWN)) > 300, 10, "a chart is empty")
+            assert shown_uncertainty(browser, "small")
+            assert browser.text(f"{BETWEEN_CLOCKS} td.wide:nth-of-type(5)") == ""
             browser.save(PICTURES / "dashboard-phone.png")
             browser.look(**DESK)
 

@@ -1,12 +1,22 @@
 """`rlightning serve`, and what other programs see of it."""
 
+import fcntl
 import json
+import os
+import pty
+import re
+import select
 import signal
+import struct
+import subprocess
+import termios
 
 import pytest
 
 from rlightning.rpc.health import check_health
-from tests.e2e.command import CARTPOLE, SMALL, Command, is_running, run, settings
+from rlightning.testing import wait_until
+from tests.e2e.command import CARTPOLE, RLIGHTNING, SMALL, Command, is_running, run, settings
+from tests.integration.test_dashboard import Page, health
 
 pytestmark = pytest.mark.slow
 SERVICES = ("PolicyService", "BufferService", "EnvService")
@@ -14,12 +24,19 @@ SERVICES = ("PolicyService", "BufferService", "EnvService")
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_until_a_signal(tmp_path, number):
-    with Command("serve", CARTPOLE, *settings(*SMALL), cwd=tmp_path) as command:
+    options = ("--dashboard", "127.0.0.1:0") if number == signal.SIGINT else ()
+    with Command("serve", CARTPOLE, *options, *settings(*SMALL), cwd=tmp_path) as command:
         addresses = command.wait_serving()
         for address, service in zip(addresses, SERVICES, strict=True):
             for check in ("", "readiness", "liveness", f"rlightning.v1.{service}"):
                 assert check_health(address, check)
         assert run("health", addresses[0], cwd=tmp_path)[:2] == (0, "SERVING\n")
+        if options:
+            page = Page(command.wait_for(r"^dashboard at (http://127.0.0.1:\d+/)$")[1])
+            wanted = dict.fromkeys(("env", "policy", "buffer"), "SERVING")
+            assert page.until(lambda state: health(state) == wanted)["run"] == "cartpole/1"
+        else:
+            watch_live(addresses, tmp_path)
         pids = list(command.services().values())
         command.process.send_signal(number)
         assert command.wait(20) == 0
@@ -31,6 +48,40 @@ def test_serve_until_a_signal(tmp_path, number):
     assert [line.split()[1:3] for line in out.splitlines()[2:5]] == [
         [address, "DOWN"] for address in addresses
     ]
+
+
+def watch_live(addresses, folder):
+    """Looks at `top` on a terminal until its view was kept up to date, and leaves it by Ctrl-C."""
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 50, 160, 0, 0))
+    top = subprocess.Popen(
+        [RLIGHTNING, "top", *addresses, "--interval", "0.1"],
+        cwd=folder,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm"},
+        start_new_session=True,
+    )
+    seen = bytearray()
+
+    def shows(pattern):
+        while select.select([screen], [], [], 0)[0]:
+            seen.extend(os.read(screen, 2**16))
+        return re.search(pattern, seen, re.DOTALL)
+
+    try:
+        # Its own screen; all services, and what they do now; again.
+        view = rb"H.*" + b".*".join(re.escape(one.encode()) for one in addresses)
+        wait_until(lambda: shows(rb"\x1b\[\?1049h.*" + 3 * (view + rb".*SERVING.*steps/s.*")), 60)
+        top.send_signal(signal.SIGINT)
+        assert top.wait(30) == 0
+        assert shows(rb"\x1b\[\?1049l")  # the terminal is as before
+    finally:
+        top.kill()
+        top.wait()
+        os.close(screen)
+        os.close(terminal)
 
 
 def test_train_with_services_that_run_elsewhere(tmp_path):

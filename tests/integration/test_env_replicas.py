@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -78,7 +79,7 @@ async def test_replicas_join_pause_and_leave_without_loss(names, tmp_path):
     with socket.socket() as one:
         one.bind(("127.0.0.2", 0))
         port = one.getsockname()[1]
-    said = []
+    said, begun_ns = [], time.monotonic_ns()
     async with AsyncExitStack() as stack:
         upstreams = {}
         for name, service in (("policy", PolicyService), ("buffer", BufferService)):
@@ -86,6 +87,7 @@ async def test_replicas_join_pause_and_leave_without_loss(names, tmp_path):
             upstreams[name] = server.address
         config = main_config(buffer_config=REPLAY, **upstreams)
         config.services.env.replica = "b"
+        config.log.trace_every = 20
         file = tmp_path / "config.yaml"
         file.write_text(config.to_yaml())
         second = ServerProcess(
@@ -145,14 +147,21 @@ async def test_replicas_join_pause_and_leave_without_loss(names, tmp_path):
             await envs.hold(False, 5)
             assert await running_there()
 
-        seeds = {}
+        seeds, traces = {}, {}
 
         def all_ended_one():
-            seeds.update((episode.env_id, episode.seed) for episode in envs.news()[0])
-            return len(seeds) == 4
+            episodes, traced = envs.news()
+            seeds.update((episode.env_id, episode.seed) for episode in episodes)
+            traces.update((trace.env_id, trace) for trace in traced)
+            return len(seeds) == len(traces) == 4
 
         await assert_eventually(lambda: looked(envs, all_ended_one), 30)
         assert len(set(seeds.values())) == 4  # no two groups play the same
+        # Traces of both are by the clock of the first, as far as that of the second is known.
+        for env_id, trace in traces.items():
+            within_ns = trace.clock_uncertainty_ns
+            assert (within_ns > 0) is env_id.startswith("cart-b")
+            assert begun_ns - within_ns < trace.start_ns < time.monotonic_ns() + within_ns
 
         await envs.hold(True, 5)
         await envs.look(5)

@@ -47,11 +47,9 @@ async def test_40_ms_each_way_are_shown_as_such_though_the_clocks_are_5_s_apart(
         assert not client.offset.same_clock
         estimate = client.offset.estimate()
         assert abs(estimate.offset_ns * 1e-9 - AHEAD_S) <= ADDED_S
-        # The fastest: a busy machine adds to what is true of the others.
-        assert abs(min(way.uplink_s for way in ways) - 0.04) <= ADDED_S
-        assert abs(min(way.downlink_s for way in ways) - 0.04) <= ADDED_S
         for stage in ("uplink", "downlink"):
             shown = client.stats[stage].summary()
+            assert abs(shown["p50"] - 0.04) <= ADDED_S
             assert shown["count"] == len(ways)
             assert shown["uncertainty"] >= 0.04
         assert client.one_way_unknown == 0
@@ -62,8 +60,10 @@ async def test_40_ms_up_only_are_within_the_uncertainty_that_is_shown(tmp_path):
         for way in ways:
             assert way.uncertainty_s >= 0.02
             assert way.uplink_s + way.uncertainty_s >= 0.04
-        fastest = min(ways, key=lambda way: way.uplink_s)
-        assert fastest.uplink_s - fastest.uncertainty_s <= 0.04 + ADDED_S
-        assert client.stats["uplink"].summary()["uncertainty"] >= 0.02
+        # What is shown cannot be the 40 ms and the nothing that it was, and says so.
+        for stage, true_s in (("uplink", 0.04), ("downlink", 0.0)):
+            shown = client.stats[stage].summary()
+            assert shown["uncertainty"] >= 0.02
+            assert abs(shown["p50"] - true_s) <= shown["uncertainty"] + ADDED_S
         estimate = client.offset.estimate()
         assert abs(estimate.offset_ns - AHEAD_S * 10**9) <= estimate.uncertainty_ns

@@ -1,21 +1,25 @@
 """What `rlightning doctor` makes of what it sees, and what it packs."""
 
+import ast
 import asyncio
 import json
 import stat
 import tarfile
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rlightning import cluster
 from rlightning.cli.app import app
 from rlightning.cluster.bundle import REMOVED, write_bundle
 from rlightning.cluster.camera_fit import SHARE, bytes_per_pixel, camera_fits, scene
 from rlightning.cluster.diagnosis import Diagnosis, Finding
 from rlightning.cluster.doctor import (
+    look_at_clocks,
     look_at_config,
     look_at_envs,
     look_at_link,
@@ -26,6 +30,7 @@ from rlightning.cluster.runs import Run
 from rlightning.cluster.snapshot import Target
 from rlightning.env.remote_client import EnvStatus
 from rlightning.errors import ConfigError, UnavailableError
+from rlightning.latency import ClockOffset, Offset
 from rlightning.policy import PolicyDescription
 from rlightning.rpc.link import Clocks, Link
 from rlightning.rpc.protocol import LIBRARY_VERSION, PROTOCOL_VERSION
@@ -57,6 +62,27 @@ def make_link(**changes):
 
 def found(findings, check):
     return [(one.status, one.message) for one in findings if one.check == check]
+
+
+@pytest.mark.parametrize("status", ["note", "warning", "error"])
+def test_what_is_not_ok_always_has_a_fix(status):
+    with pytest.raises(ValueError, match="needs a fix: it is bad"):
+        Finding(status, "reach", "env", "it is bad")
+    assert Finding("ok", "reach", "env", "it is good").fix == ""
+
+
+def test_no_line_of_the_doctor_makes_a_finding_that_lacks_its_fix():
+    """Those of rare faults too, which no test brings about."""
+    calls = [
+        node
+        for file in Path(cluster.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding"
+    ]
+    assert len(calls) > 20
+    for call in calls:
+        status = ast.unparse(call.args[0])
+        assert status == "'ok'" or len(call.args) == 5, f"line {call.lineno}: {ast.unparse(call)}"
 
 
 def test_a_good_link_is_told_in_figures():
@@ -132,6 +158,33 @@ def test_another_config_errors_of_envs_and_steps_that_are_too_large():
     assert "raise services.policy.rpc.max_message_bytes" in limits[0].fix
 
 
+@pytest.mark.parametrize("ahead_s", [-5.0, 0.0, 5.0])
+def test_a_clock_that_an_env_server_takes_for_another_is_named(ahead_s):
+    """From here to the env server and on: that it shares a clock with the policy server is wrong."""
+    hour, ms = 3600 * 10**9, 10**6
+    shared = ClockOffset()
+    shared.set_peer("policy", same_clock=True)
+    env = make_env(make_meta(), clocks={"policy": shared.summary(), "buffer": {"epoch": 1}})
+    ahead_ns = int(ahead_s * 1e9)
+    clocks = {
+        "env": Offset(hour, 3 * ms),
+        "policy": Offset(hour + ahead_ns + 2 * ms, 4 * ms),
+        "buffer": Offset(0, 0),
+    }
+    told = list(look_at_clocks("env", env, clocks))
+    if ahead_s:
+        (finding,) = told
+        assert (finding.status, finding.check) == ("warning", "clock")
+        assert "takes the clock of the policy server for one that is 5 s off, ±19 ms" in (
+            finding.message
+        )
+        assert "share a boot id" in finding.fix
+    else:
+        assert told == []
+    assert list(look_at_clocks("env", env, {"env": Offset(0, 0)})) == []
+    assert list(look_at_clocks("env-1", env, clocks)) == []
+
+
 def test_a_config_that_does_not_fit_together_is_an_error():
     assert found(look_at_config(make_config()), "config")[0][0] == "ok"
     bad = make_config(env={**CART, "driver": "external"})
@@ -202,7 +255,7 @@ def test_a_bundle_has_configs_logs_and_no_secret(tmp_path, name):
     words = " ".join(SECRETS)
     (run.logs / "env_server.log").write_text("x" * 300_000 + f"\nlast: {words} Bearer abcdef\n")
     file = tmp_path / name
-    diagnosis = Diagnosis([Finding("note", "reach", "env", f"said {SECRETS[0]}")])
+    diagnosis = Diagnosis([Finding("note", "reach", "env", f"said {SECRETS[0]}", "do so")])
     write_bundle(file, config, diagnosis, run.path)
     if name.endswith(".zip"):
         with zipfile.ZipFile(file) as archive:

@@ -3,6 +3,9 @@
 import asyncio
 import json
 import logging
+import os
+import pty
+import re
 import subprocess
 import sys
 
@@ -87,19 +90,32 @@ def test_a_peer_can_forge_no_line_and_move_no_terminal():
     assert json.loads(JsonFormatter("x").format(record))["message"] == text
 
 
-@pytest.mark.parametrize(("into", "is_json"), [("file", False), ("pipe", True)])
+@pytest.mark.parametrize(
+    ("into", "is_json"), [("file", False), ("pipe", True), ("terminal", False)]
+)
 def test_json_is_for_who_reads_a_pipe(tmp_path, into, is_json):
     code = (
         "import logging; from rlightning.cluster.logs import configure_logging as c;"
         "c('INFO', service='s'); logging.info('hello')"
     )
     file = tmp_path / "log"
+    screen, terminal = pty.openpty()
     with file.open("wb") as stream:
-        stderr = stream if into == "file" else subprocess.PIPE
+        stderr = {"file": stream, "pipe": subprocess.PIPE, "terminal": terminal}[into]
         done = subprocess.run([sys.executable, "-c", code], check=True, stderr=stderr)
-    written = file.read_text() if into == "file" else done.stderr.decode()
+    try:
+        if into == "terminal":
+            written = os.read(screen, 4096).decode()
+        else:
+            written = file.read_text() if into == "file" else done.stderr.decode()
+    finally:
+        os.close(screen)
+        os.close(terminal)
     assert written.startswith("{") is is_json
-    assert "hello" in written
+    if is_json:
+        assert json.loads(written)["message"] == "hello"
+    else:
+        assert re.fullmatch(r"[\d:.]{12} INFO    root: hello\s+", written)
 
 
 def test_a_trace_context_is_what_the_standard_says():

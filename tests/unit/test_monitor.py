@@ -3,11 +3,13 @@
 import csv
 import threading
 
+import numpy as np
 import pytest
 
 from rlightning.cluster.backend import ClusterState
 from rlightning.cluster.display import Display
 from rlightning.cluster.monitor import Monitor
+from rlightning.cluster.progress import describe_run
 from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
 from rlightning.env.episodes import EpisodeRecord
@@ -141,7 +143,11 @@ def test_the_learner_is_shown(watch, monkeypatch):
     scalars = {}
     with watch(backend) as monitor:
         monkeypatch.setattr(monitor._scalars, "add", lambda values, step: scalars.update(values))
+        monitor._learner.staleness.record(np.array([1, 2]))
         monitor.updated(update)
     assert monitor.progress.updates == 7
     assert monitor.progress.staleness == 1.5
     assert (scalars["losses/x"], scalars["charts/max_staleness"]) == (1, 2.0)
+    shown = describe_run(monitor.progress, "running")["staleness_versions"]
+    assert shown == {"count": 2, "mean": 1.5, "p50": 1, "p90": 2, "p99": 2, "max": 2}
+    assert (scalars["charts/staleness_p50"], scalars["charts/staleness_p99"]) == (1, 2)

@@ -176,7 +176,13 @@ def test_the_view_shows_what_is_known_and_what_is_wrong():
         ),
         ServiceView("env", "h:3", role="env", state="DOWN", error="h:3: cannot connect"),
     ]
-    learner = {"outcome": "running", "age_s": 60.0, "latencies_s": {"learner.update": SUMMARY}}
+    ages = {"count": 9, "mean": 1.2, "p50": 1.0, "p90": 2.0, "p99": 1234.0, "max": 2000.0}
+    learner = {
+        "outcome": "running",
+        "age_s": 60.0,
+        "latencies_s": {"learner.update": SUMMARY},
+        "staleness_versions": ages,
+    }
     text = text_of(
         Snapshot("now", services, episodes=EpisodeView(4, 4, 12.5, 3.0), learner=learner)
     )
@@ -188,6 +194,7 @@ def test_the_view_shows_what_is_known_and_what_is_wrong():
         "25%",
         "return 12.5",
         "learner running, told 60 s ago",
+        "p50 / p90 / p99 1 / 2 / 1,234",
         "buffer.store",
         "learner.update",
         "env: h:3: cannot connect",
@@ -196,6 +203,14 @@ def test_the_view_shows_what_is_known_and_what_is_wrong():
     ):
         assert shown in text
     assert "- steps/s" in text  # what was not measured
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_ways_that_are_not_known_have_a_line_where_there_are_any(count):
+    env = ServiceView("env", "h:3", role="env", gauges={"one_way_unknown": count})
+    text = text_of(Snapshot("now", [env]))
+    assert ("env: uplink and downlink unknown 3" in text) is bool(count)
+    assert ("unknown" in text.replace("UNKNOWN", "")) is bool(count)
 
 
 def test_nothing_known_is_no_error():

@@ -12,6 +12,7 @@ from typing import Any
 from rlightning._version import __version__
 from rlightning.cluster.dashboard.history import Point
 from rlightning.cluster.process import LABELS, label_of
+from rlightning.cluster.progress import percentiles
 from rlightning.cluster.runs import RUNNING
 from rlightning.cluster.snapshot import ServiceView, Snapshot
 from rlightning.latency import STAGES
@@ -25,6 +26,8 @@ COLUMNS = (
     "round_trip_p99",
     "buffer_fill",
     "staleness",
+    "staleness_p50",
+    "staleness_p99",
     "queue_rows",
     "inserts_waiting",
 )
@@ -94,6 +97,7 @@ class View:
             *(_worst(latencies, ".round_trip", key) for key in ("p50", "p90", "p99")),
             _fill(snapshot.services),
             learner.get("staleness"),
+            *((learner.get("staleness_versions") or {}).get(key) for key in ("p50", "p99")),
             _total(gauges.get("queue_rows") for gauges in queues),
             _total(gauges.get("inserts_waiting") for gauges in queues),
         )
@@ -224,6 +228,7 @@ def _learner(snapshot: Snapshot) -> dict[str, Any] | None:
             ("learned", told.get("rows_learned"), "rows"),
             ("left out", skipped, "rows"),
             ("staleness", told.get("staleness"), "versions"),
+            ("p50 / p90 / p99 of it", percentiles(told.get("staleness_versions")), ""),
         ]
         state = "silent" if silent else told.get("outcome", RUNNING)
         since = told["age_s"] if silent else None

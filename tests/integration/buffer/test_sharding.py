@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -71,7 +73,9 @@ def processes(tmp_path: Path) -> Iterator[list[Any]]:
             server.kill()
 
 
-def test_a_data_buffer_over_servers_is_used_like_a_local_one(processes: list[Any]) -> None:
+def test_a_data_buffer_over_servers_is_used_like_a_local_one(
+    processes: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     addresses = [address for _, address in processes]
     envs = [ScriptedEnv(2, ends, f"env-{i}") for i in range(3)]
     buffer = ReplayBuffer(over(*addresses, sampler="prioritised"), rpc=FAST)
@@ -88,6 +92,11 @@ def test_a_data_buffer_over_servers_is_used_like_a_local_one(processes: list[Any
         assert [len(one) for one in buffer.storages.values()] == [40, 20]  # envs 0 and 2, env 1
         assert buffer.table is not None
         assert buffer.table.get_env_to_storage() == {"env-0": 0, "env-1": 1, "env-2": 0}
+        with caplog.at_level(logging.DEBUG, "rlightning.buffer"):
+            buffer.print_timing_summary()
+        for address in addresses:
+            (told,) = re.findall(rf"buffer server {address} store: (\{{.*\}})", caplog.text)
+            assert re.search(r"'count': [1-9].*'p50': .*'p90': .*'p99': .*'max': ", told)
 
         (batch,) = buffer.sample(32)
         assert check_transitions(batch) == 32

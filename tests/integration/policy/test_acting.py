@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import subprocess
 import sys
@@ -350,6 +351,35 @@ async def test_the_stages_of_an_answer_add_up_to_its_round_trip() -> None:
             assert client.stats[stage].count == 20
         assert client.one_way_unknown == 0
         assert client.offset.same_clock
+
+
+async def test_ways_are_unknown_only_while_the_offset_is() -> None:
+    async with policy_server() as server, acting(server.address, 8) as client:
+
+        async def ask() -> tuple[int, dict[str, int]]:
+            await client.act(env_ret(8))
+            counts = {name: client.stats[name].count for name in ("uplink", "downlink", "act")}
+            assert (client.times.ways is None) is math.isnan(client.offset.bounds(0)[0])
+            return client.one_way_unknown, counts
+
+        assert await ask() == (0, {"uplink": 1, "downlink": 1, "act": 1})
+        bounds = client.offset.bounds
+        client.offset.bounds = lambda now_ns: (math.nan, math.nan)  # another epoch, say
+        assert await ask() == (1, {"uplink": 1, "downlink": 1, "act": 2})
+        client.offset.bounds = bounds
+        assert await ask() == (1, {"uplink": 2, "downlink": 2, "act": 3})
+
+
+async def test_under_debug_an_answer_says_when_it_left_the_policy_server(monkeypatch) -> None:
+    monkeypatch.setenv("RLIGHTNING_DEBUG", "1")
+    async with policy_server() as server, acting(server.address, 8) as client:
+        response = await client.act(env_ret(8))
+        times, taken = client.times, response.corrected_latency()
+        assert times is not None
+        assert times.ways is not None
+        assert taken == (pytest.approx(taken[0]), times.ways.uncertainty_s)
+        at_least = times.ways.downlink_s + (times.done_ns - times.heard_ns) * 1e-9
+        assert at_least - 1e-8 <= taken[0] < 60
 
 
 async def test_probes_are_answered_while_large_observations_come() -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 import socket
 import urllib.request
+from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
@@ -18,6 +20,8 @@ from rlightning.testing import wait_until
 from rlightning.utils.config import MainConfig
 from tests.monitoring import expressions, unmatched
 from tests.service_processes import Services
+
+ROOT = Path(__file__).parents[3]
 
 
 def fetch(address):
@@ -178,18 +182,47 @@ def test_every_service_shows_its_metrics_while_it_works(tmp_path):
         )
 
 
+def documented():
+    """The table of metrics in docs/latency.md: the names of each row, and their labels."""
+    table = (ROOT / "docs" / "latency.md").read_text().partition("| metric | labels | where |")[2]
+    lines = table.partition("\n\n")[0].splitlines()[2:]
+    for _, names, labels, *_ in (line.split("|") for line in lines):
+        yield re.findall(r"`(\w+)`", names), set(re.findall(r"`(\w+)`", labels))
+
+
+def check_documented(texts):
+    """The list in the documentation is that of the metrics: names and labels, no more and no less."""
+    labels = {
+        name: set()
+        for text in texts
+        for name in re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)
+        if not name.startswith("process_")  # those of prometheus-client
+    }
+    for text in texts:
+        for name, found in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):
+            name = name if name in labels else re.sub("_(bucket|count|sum)$", "", name)
+            if name in labels:
+                labels[name] |= set(re.findall(r'(\w+)="', found)) - {"le"}
+    rows = list(documented())
+    assert sorted(name for names, _ in rows for name in names) == sorted(labels)
+    for names, told in rows:
+        assert set().union(*(labels[name] for name in names)) == told, names
+
+
 def check_monitoring(addresses):
     """Whatever an alert or a panel of deploy/monitoring names is shown by a service or a learner."""
     learner = MetricsServer("127.0.0.1:0", LearnerStats().measure)
     try:
-        series = [
-            (sample.name, {**sample.labels, "job": job})
-            for job, address in {**addresses, "learner": learner.address}.items()
-            for family in families(fetch(address)).values()
-            for sample in family.samples
-        ]
+        texts = {job: fetch(at) for job, at in {**addresses, "learner": learner.address}.items()}
     finally:
         learner.close()
+    series = [
+        (sample.name, {**sample.labels, "job": job})
+        for job, text in texts.items()
+        for family in families(text).values()
+        for sample in family.samples
+    ]
+    check_documented(texts.values())
     missing = {where: unmatched(expression, series) for where, expression in expressions()}
     assert {where: what for where, what in missing.items() if what} == {}
 

@@ -64,6 +64,7 @@ LEARNER = {
     "updates": 4,
     "policy_version": 7,
     "staleness": 1.5,
+    "staleness_versions": {"count": 90, "mean": 1.5, "p50": 1, "p90": 3, "p99": 4, "max": 5},
     "rows_learned": 900,
     "rows_skipped": 0,
     "age_s": 0.4,
@@ -99,6 +100,8 @@ def test_what_a_run_shows():
         "round_trip_p99": 0.004,
         "buffer_fill": 0.25,
         "staleness": 1.5,
+        "staleness_p50": 1,
+        "staleness_p99": 4,
         "queue_rows": 3,
         "inserts_waiting": 4,
     }
@@ -109,6 +112,7 @@ def test_what_a_run_shows():
     assert figures(state, "buffer")["fill"] == (25.0, "%")
     assert figures(state, "buffer")["writers"] == ("1 of 2", "")
     assert figures(state, "learner")["staleness"] == (1.5, "versions")
+    assert figures(state, "learner")["p50 / p90 / p99 of it"] == ("1 / 3 / 4", "")
     assert ("act", "Act", 101.0, "rows/s") in state["links"]
     assert ("publish", "PublishWeights", "version 7", "") in state["links"]
     json.dumps(state, allow_nan=False)

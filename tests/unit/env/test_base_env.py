@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -112,9 +113,19 @@ def test_timing_has_fixed_memory_and_is_logged(caplog, monkeypatch):
     assert step["count"] == 3
     assert step["avg"] == pytest.approx(step["total"] / 3)
     assert env.timing_raw["transition_policy_to_env"]["total"] > 0
+    # From another machine: by the offset of its clock, or not at all, whatever its wall clock says.
+    far = answer(env.env_id, 0).mark_policy_sent().mark_left(time.monotonic_ns() - 10**9, 10**6)
+    far.ts_policy_sent_ns += 3600 * 10**9
+    env._step(far)
+    unknown = answer(env.env_id, 0)
+    unknown.ts_policy_sent_ns = 1
+    env._step(unknown)
+    assert env.timing_raw["transition_policy_to_env"]["count"] == 4
+    assert 1 <= env.timing_raw["transition_policy_to_env"]["total"] < 60
+    assert env.latency["transition_policy_to_env"].summary()["uncertainty"] == pytest.approx(1e-3)
     with caplog.at_level(logging.DEBUG):
         env.print_timing_summary(reset=True)
-    assert "step: count 3" in caplog.text
+    assert "step: count 5" in caplog.text
     assert "'p99':" in caplog.text
     assert env.latency == {}
     assert env.timing_raw == {}

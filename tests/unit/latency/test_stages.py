@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlightning.latency import STAGES, ActTimes, LatencyStats
-from rlightning.latency.stages import ACT, INSERT, STEP, WAIT, ActStamps
+from rlightning.latency.stages import ACT, BATCH, INSERT, STEP, STORE, WAIT, ActStamps
 
 SECOND = 10**9
 US = 1000
@@ -80,7 +80,10 @@ def test_ways_that_are_not_known_are_left_out_and_nothing_else(now, bounds):
 def test_steps_waits_and_inserts(now):
     stats, base = LatencyStats(), 1000 * SECOND
     stats.record_stamps(STEP, (base + 90, base, base + 38, base + 50))
-    stats.record_stamps(WAIT, (base + 9, base, base + 7))
+    stats.record_stamps(WAIT, (base + 9, base + 7, base))
+    stats.record_stamps(WAIT, (base + 9, base - 7, base))
+    stats.record_stamps(BATCH, (base + 20, base + 9, base + 7, base))
+    stats.record_stamps(STORE, (base + 20, base + 9))
     stats.record_stamps(INSERT, (base + 60, base + 20, base, base + 32, 0.0, 4.0))
     stats.record_stamps(INSERT, (base + 50, base + 20, base, math.nan, math.nan, math.nan))
     assert {name: [s["count"], round(s["mean"] * 1e9)] for name, s in stats.summary().items()} == {
@@ -89,8 +92,10 @@ def test_steps_waits_and_inserts(now):
         "action_age": [1, 50],
         "env_step": [1, 40],
         "step": [1, 90],
-        "queue": [1, 7],
-        "batch_wait": [1, 2],
+        "queue": [3, 5],
+        "batch_wait": [3, 4],
+        "inference": [1, 11],
+        "store": [1, 11],
         "insert_ack": [2, 35],
         "env_to_buffer": [1, 30],
     }

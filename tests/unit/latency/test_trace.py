@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from rlightning.latency import STAGES, ActTimes
+from rlightning.latency import STAGES, ActTimes, Offset
 from rlightning.latency.trace import TraceFile, TraceLog, trace_step
 from rlightning.latency.ways import OneWay
 
@@ -63,4 +63,18 @@ def test_the_file_is_whole_after_each_addition(tmp_path):
     ]
     inference = next(event for event in events if event["name"] == "inference")
     assert (inference["pid"], inference["dur"]) == (2, 10.0)
-    assert inference["args"] == {"seq": 1, "uncertainty_us": 1.0}
+    assert inference["args"] == {"seq": 1, "uncertainty_us": 1.0, "clock_uncertainty_us": 0.0}
+
+
+def test_a_trace_on_the_axis_of_another_clock_is_the_same_at_another_time(tmp_path):
+    trace = traced(7)
+    placed = trace.on_axis(Offset(3600 * 10**9, 2_000_000))
+    assert placed.start_ns == trace.start_ns - 3600 * 10**9
+    assert [span.start_ns - placed.start_ns for span in placed.spans] == [
+        span.start_ns - trace.start_ns for span in trace.spans
+    ]
+    assert [span.duration_ns for span in placed.spans] == [span.duration_ns for span in trace.spans]
+    assert (placed.uncertainty_ns, placed.clock_uncertainty_ns) == (1_000, 2_000_000)
+    path = tmp_path / "trace.json"
+    TraceFile(path).add([placed])
+    assert json.loads(path.read_text())[-1]["args"]["clock_uncertainty_us"] == 2000.0

@@ -167,7 +167,8 @@ def test_rows_that_are_too_old_are_left_out():
 def test_how_old_the_weights_behind_rows_are_is_recorded():
     stats, updates, _ = run(Source(acted=[1, -1, 1, 1]))
     assert stats.latency.summary()["staleness"]["count"] == stats.updates
-    assert stats.staleness.classic()[1] == 3 * stats.updates
+    assert stats.staleness.counts.classic()[1] == 3 * stats.updates
+    assert stats.staleness.summary()["count"] == 3 * stats.updates
     assert updates[-1].staleness_s > 0
 
 

@@ -60,6 +60,20 @@ def test_latency_is_since_the_env_stamp_else_since_the_policy_stamp():
     assert response.compute_sent_latency(0) == 0.0
 
 
+def test_the_corrected_latency_goes_by_monotonic_clocks_and_says_how_far_it_may_be_off():
+    response = PolicyResponse("a", action=1)
+    assert response.corrected_latency() is None
+    response.ts_policy_sent_ns = 2**62  # a wall clock that is far ahead
+    response.mark_left(10**9, 4_000_000)
+    assert response.corrected_latency(3 * 10**9) == (2.0, pytest.approx(0.004))
+    assert response.copy().corrected_latency(0) == (0.0, pytest.approx(0.004))
+    assert response.to_dict() == {"action": 1}
+    # What is a moment of this clock is none of another process's.
+    assert copy.copy(response).corrected_latency() is None
+    taken_s, within_s = response.mark_policy_sent().corrected_latency()
+    assert (0 <= taken_s < 60, within_s) == (True, 0.0)
+
+
 @pytest.mark.parametrize(
     "space",
     [gym.spaces.Discrete(3), gym.spaces.Box(0, 1, (2,)), gym.spaces.Dict(a=gym.spaces.Discrete(2))],

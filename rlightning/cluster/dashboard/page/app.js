@@ -11,7 +11,10 @@ const CHARTS = [
     series: [["round_trip_p50", "p50"], ["round_trip_p90", "p90"], ["round_trip_p99", "p99"]],
   },
   { title: "Buffer fill", unit: "%", series: [["buffer_fill", "of the capacity"]] },
-  { title: "Staleness", unit: "versions", series: [["staleness", "mean of the last batch"]] },
+  {
+    title: "Staleness", unit: "versions",
+    series: [["staleness", "last batch"], ["staleness_p50", "p50"], ["staleness_p99", "p99"]],
+  },
   {
     title: "Waiting", unit: "",
     series: [["queue_rows", "rows for inference"], ["inserts_waiting", "inserts for room"]],
@@ -166,9 +169,11 @@ function showStages() {
     rows.clear();
     for (const name of names) {
       const row = make("tr");
+      row.dataset.stage = name;
       const head = make("th", "", name);
       head.scope = "row";
       row.append(head, ...["", "", "", "wide", "wide", "wide", "axis"].map((kind) => make("td", kind)));
+      row.children[1].append(make("span"), make("small", "narrow"));
       const track = make("div", "track");
       track.append(make("i"));
       row.lastChild.append(track);
@@ -183,8 +188,13 @@ function showStages() {
   const place = (value) => 100 * Math.min(1, Math.max(0, (Math.log10(Math.max(value, 1e-9)) - low) / (high - low)));
   for (const stage of state.latency) {
     const cells = rows.get(stage.name).children;
-    const values = [stage.p50, stage.p90, stage.p99, stage.max, stage.uncertainty];
-    values.forEach((value, i) => setText(cells[i + 1], value === undefined || value === null ? "" : duration(value)));
+    const text = (value) => (value === undefined || value === null ? "" : duration(value));
+    const within = text(stage.uncertainty);
+    const [median, below] = cells[1].children;
+    setText(median, text(stage.p50));
+    setText(below, within && `±${within}`);
+    [stage.p90, stage.p99, stage.max].forEach((value, i) => setText(cells[i + 2], text(value)));
+    setText(cells[5], within);
     setText(cells[6], plain(stage.count));
     const bar = cells[7].firstChild.firstChild;
     bar.style.left = `${place(stage.p50)}%`;
