@@ -35,7 +35,10 @@ def policy_server(**options: int) -> Iterator[ServerProcess]:
 
 
 def _first_requests(worker: Worker, rounds: int, slack: float) -> bool:
-    """Prints what the first request of a session costs, each at a server that has just started."""
+    """Prints what the first request costs in a session that is open, at a server that just started.
+
+    One round is one server, so there are more of them than of anything else.
+    """
     found: dict[str, float] = {}
 
     def first() -> float:
@@ -44,10 +47,18 @@ def _first_requests(worker: Worker, rounds: int, slack: float) -> bool:
             found.update(worker.job(**job, steady=500))
         return found["first"]
 
-    cells = {"the first request of a server": first, "those after it, p50": lambda: found["steady"]}
-    table = run_rounds(cells, rounds=rounds, unit="us")
-    ratio = Ratio("first request / p50 of those after it", *table.rounds, ceiling=FIRST)
-    return report("The first request", table, [ratio], slack=slack)
+    cells = {
+        "the first request of a server": first,
+        "those after it, one by one": lambda: found["steady"],
+        "those after it, 50 a second": lambda: found["paced"],
+    }
+    table = run_rounds(cells, rounds=3 * rounds, unit="us")
+    subject, steady, paced = cells
+    ratios = [
+        Ratio("first request / p50 of those after it", subject, steady, ceiling=FIRST),
+        Ratio("first request / p50 of those after it, 50 a second", subject, paced),
+    ]
+    return report("The first request", table, ratios, slack=slack)
 
 
 def measure(rounds: int, seconds: float, slack: float) -> bool:
@@ -60,7 +71,7 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
 
         def answered(address: str) -> float:
             """Answers a second to sessions of one row each."""
-            job = {"what": "sessions", "address": address, "sessions": SESSIONS}
+            job = {"what": "bare_sessions", "address": address, "sessions": SESSIONS}
             return float(load.job(**job, seconds=seconds)["per_s"])
 
         with policy_server() as together, policy_server(max_batch_rows=1) as apart:
