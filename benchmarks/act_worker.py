@@ -11,7 +11,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.echo import OPTIONS, round_trips
-from benchmarks.harness import answer_jobs
+from benchmarks.harness import answer_jobs, cpu_s
 from benchmarks.workload import SPACES, make_env
 from rlightning.actor import ActorControl, ActorStats, run_actor
 from rlightning.policy import PolicyClient
@@ -155,11 +155,14 @@ async def sessions(job: Answer) -> Answer:
 
 
 async def bare_sessions(job: Answer) -> Answer:
-    """As `sessions`, with nothing of a client but the bytes that it sends.
+    """As `sessions`, with nothing of a client but the bytes that it sends; and CPU of the server.
 
     64 of `PolicyClient` in one process cost more than their server, which is to be measured.
     """
+    async with policy_client(job, RawEnv("cp", 1, job["sessions"])):
+        pass  # until it serves
     calls = [await _open_session(job["address"], group) for group in range(job["sessions"])]
+    await asyncio.sleep(0.1)  # the server has something to do after the welcome, too
     end = time.perf_counter() + job["seconds"]
 
     async def ask(call: Any, request: pb.ActRequest) -> int:
@@ -174,16 +177,16 @@ async def bare_sessions(job: Answer) -> Answer:
         assert last.seq == answers
         return answers
 
-    start = time.perf_counter()
+    start, begun_s = time.perf_counter(), cpu_s(job["pid"])
     counts = await asyncio.gather(*(ask(call, request) for _, call, request in calls))
-    elapsed = time.perf_counter() - start
+    elapsed, used_s = time.perf_counter() - start, cpu_s(job["pid"]) - begun_s
     leave = pb.ActRequest(heartbeat=Heartbeat(state=CLIENT_STATE_LEAVING)).SerializeToString()
     for channel, call, _ in calls:
         await call.write(leave)
         await call.done_writing()
         await call.read()  # to the end
         await channel.close()
-    return {"per_s": sum(counts) / elapsed}
+    return {"per_s": sum(counts) / elapsed, "cpu_us": 1e6 * used_s / sum(counts)}
 
 
 async def _open_session(address: str, group: int) -> tuple[Channel, Any, pb.ActRequest]:

@@ -128,34 +128,6 @@ async def test_sessions_share_batches_without_being_made_to_wait() -> None:
         await asyncio.gather(*(client.close() for client in clients))
 
 
-async def test_a_session_that_is_silent_delays_the_others_by_the_wait_and_no_more() -> None:
-    wait_us = 30_000
-    async with policy_server(max_wait_us=wait_us) as server:
-        async with acting(server.address), acting(server.address) as client:
-            waits = []
-            for _ in range(5):
-                await client.act(env_ret())
-                assert client.times is not None
-                waits.append(client.times.batch_wait_ns / 1000)
-            assert min(waits) >= 0.9 * wait_us
-            assert np.median(waits) <= 2 * wait_us
-
-
-async def test_a_session_that_reads_slowly_delays_nobody() -> None:
-    async with policy_server(type=LARGE) as server, FaultProxy(server.address) as proxy:
-        async with acting(proxy.address) as slow, acting(server.address) as quick:
-            proxy.bytes_per_s = 2**20
-            large = np.zeros((1, 4), np.float32)
-            large[0, 1] = 2**19
-            asked = asyncio.ensure_future(slow.act(EnvRet("env", large)))
-            await assert_eventually(lambda: server.stats.requests == 1)
-            for _ in range(20):
-                await quick.act(vector(-1))
-            assert not asked.done()  # 8 MB take it 8 s
-            proxy.bytes_per_s = None
-            assert (await asked).big.shape == (1, 2**21)
-
-
 async def test_an_observation_outside_the_spec_is_refused_by_key_and_the_session_lives_on() -> None:
     space = gym.spaces.Dict(
         {"camera": gym.spaces.Box(0, 255, (2, 2, 3), np.uint8), "arm": gym.spaces.Box(-1, 1, (3,))}
@@ -220,6 +192,34 @@ async def test_act_needs_a_spec_and_a_session_and_goes_one_at_a_time() -> None:
             with pytest.raises(PolicyError, match="another call waits"):
                 await client.act(vector(-1))
             assert (await first).seq == 1
+
+
+async def test_a_session_that_is_silent_delays_the_others_by_the_wait_and_no_more() -> None:
+    wait_us = 30_000
+    async with policy_server(max_wait_us=wait_us) as server:
+        async with acting(server.address), acting(server.address) as client:
+            waits = []
+            for _ in range(5):
+                await client.act(env_ret())
+                assert client.times is not None
+                waits.append(client.times.batch_wait_ns / 1000)
+            assert min(waits) >= 0.9 * wait_us
+            assert np.median(waits) <= 2 * wait_us
+
+
+async def test_a_session_that_reads_slowly_delays_nobody() -> None:
+    async with policy_server(type=LARGE) as server, FaultProxy(server.address) as proxy:
+        async with acting(proxy.address) as slow, acting(server.address) as quick:
+            proxy.bytes_per_s = 2**20
+            large = np.zeros((1, 4), np.float32)
+            large[0, 1] = 2**19
+            asked = asyncio.ensure_future(slow.act(EnvRet("env", large)))
+            await assert_eventually(lambda: server.stats.requests == 1)
+            for _ in range(20):
+                await quick.act(vector(-1))
+            assert not asked.done()  # 8 MB take it 8 s
+            proxy.bytes_per_s = None
+            assert (await asked).big.shape == (1, 2**21)
 
 
 async def test_past_the_queue_requests_are_refused_and_the_session_lives_on() -> None:
