@@ -35,7 +35,7 @@ SUITES = {
 }
 # Needs what developers do not: `make bench-peers` installs it.
 WITH_PEERS = "peers"
-SMOKE = ("codec", "act")
+SMOKE = ("codec", "act", "batching")
 
 
 def main() -> int:

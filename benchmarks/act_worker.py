@@ -11,14 +11,21 @@ import numpy as np
 import uvloop
 
 from benchmarks.echo import OPTIONS, round_trips
-from benchmarks.harness import answer_jobs
+from benchmarks.harness import answer_jobs, cpu_s
 from benchmarks.workload import SPACES, make_env
 from rlightning.actor import ActorControl, ActorStats, run_actor
 from rlightning.policy import PolicyClient
+from rlightning.rpc.channel import Channel, connect
+from rlightning.rpc.protocol import PROTOCOL_VERSION
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import RpcConfig
+from rlightning.v1 import policy_service_pb2 as pb
+from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Heartbeat
+from rlightning.wire import Writer, fill_env_meta, fill_env_ret
 
 Answer = dict[str, Any]
+
+PACED = 25
 
 
 class RawEnv:
@@ -86,17 +93,23 @@ async def act(job: Answer) -> Answer:
 
 
 async def first(job: Answer) -> Answer:
-    """The first request of a session, and p50 of those after it, in us."""
+    """The first request of a session, those after it, and some at 50 a second; p50 in us."""
     env = RawEnv(job["kind"], job["n"], 0)
     async with policy_client(job, env) as client:
         env_ret = await env.reset()
         stamps = []
-        for _ in range(1 + job["steady"]):
+        for number in range(1 + job["steady"] + PACED):
+            if number > job["steady"]:
+                await asyncio.sleep(0.02)
             start = time.perf_counter_ns()
             response = await client.act(env_ret)
             stamps.append(time.perf_counter_ns() - start)
             env_ret = await env.step(response)
-        return {"first": stamps[0] / 1e3, "steady": percentiles(stamps[1:])["p50"]}
+        return {
+            "first": stamps[0] / 1e3,
+            "steady": percentiles(stamps[1:-PACED])["p50"],
+            "paced": percentiles(stamps[-PACED:])["p50"],
+        }
 
 
 async def loop(job: Answer) -> Answer:
@@ -139,6 +152,58 @@ async def sessions(job: Answer) -> Answer:
     elapsed = time.perf_counter() - start
     await asyncio.gather(*(client.close() for client in clients))
     return {"per_s": sum(counts) / elapsed}
+
+
+async def bare_sessions(job: Answer) -> Answer:
+    """As `sessions`, with nothing of a client but the bytes that it sends; and CPU of the server.
+
+    64 of `PolicyClient` in one process cost more than their server, which is to be measured.
+    """
+    async with policy_client(job, RawEnv("cp", 1, job["sessions"])):
+        pass  # until it serves
+    calls = [await _open_session(job["address"], group) for group in range(job["sessions"])]
+    await asyncio.sleep(0.1)  # the server has something to do after the welcome, too
+    end = time.perf_counter() + job["seconds"]
+
+    async def ask(call: Any, request: pb.ActRequest) -> int:
+        answers = 0
+        while time.perf_counter() < end:
+            answers += 1
+            request.step.seq = answers
+            await call.write(request.SerializeToString())
+            data = await call.read()
+        last = pb.ActResponse.FromString(data).answer
+        assert last.HasField("response"), last.error
+        assert last.seq == answers
+        return answers
+
+    start, begun_s = time.perf_counter(), cpu_s(job["pid"])
+    counts = await asyncio.gather(*(ask(call, request) for _, call, request in calls))
+    elapsed, used_s = time.perf_counter() - start, cpu_s(job["pid"]) - begun_s
+    leave = pb.ActRequest(heartbeat=Heartbeat(state=CLIENT_STATE_LEAVING)).SerializeToString()
+    for channel, call, _ in calls:
+        await call.write(leave)
+        await call.done_writing()
+        await call.read()  # to the end
+        await channel.close()
+    return {"per_s": sum(counts) / elapsed, "cpu_us": 1e6 * used_s / sum(counts)}
+
+
+async def _open_session(address: str, group: int) -> tuple[Channel, Any, pb.ActRequest]:
+    """A stream with a session, and the request that it sends again and again."""
+    env = RawEnv("cp", 1, group)
+    hello, writer = pb.ActRequest(), Writer()
+    hello.hello.session.protocol_version = PROTOCOL_VERSION
+    hello.hello.session.client_id = f"bare-{group}"
+    fill_env_meta(hello.hello.session.spec, env.meta, writer)
+    channel = connect(address)
+    call = channel.stream_stream("/rlightning.v1.PolicyService/Act")()
+    await call.write(writer.finish(hello))
+    welcome = pb.ActResponse.FromString(await call.read()).welcome.session
+    request, writer = pb.ActRequest(), Writer()
+    request.step.epoch = welcome.epoch
+    fill_env_ret(request.step.env_ret, await env.reset(), writer)
+    return channel, call, request
 
 
 async def probe(job: Answer) -> Answer:
@@ -188,6 +253,7 @@ JOBS: dict[str, Callable[[Answer], Awaitable[Answer]]] = {
     "loop": loop,
     "in_process": in_process,
     "sessions": sessions,
+    "bare_sessions": bare_sessions,
     "probe": probe,
 }
 

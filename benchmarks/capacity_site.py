@@ -6,7 +6,6 @@ As a command (`python -m benchmarks.capacity_site ADDRESS`) it is a learner that
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ import torch
 from torch import nn
 
 from benchmarks.capacity import Measured, Work
-from benchmarks.harness import Worker, answer_jobs
+from benchmarks.harness import Worker, answer_jobs, cpu_s
 from rlightning.buffer.remote_buffer import BufferClient, SampleClient
 from rlightning.cluster.env_servers import EnvServers
 from rlightning.cluster.launcher import LocalLauncher
@@ -34,7 +33,6 @@ from rlightning.utils.config import MainConfig
 
 WEIGHTS = 2**20  # bytes
 GROUPS = 2  # of each worker: services.env.pipeline_depth
-_TICKS = os.sysconf("SC_CLK_TCK")
 _SETTLE_S = 1.5
 _ROOT = Path(__file__).parents[1]
 
@@ -203,7 +201,7 @@ class Cluster:
         )
 
     def _cpu(self) -> dict[str, float]:
-        return {role: sum(map(_cpu_s, pids)) for role, pids in self.pids.items()}
+        return {role: sum(map(cpu_s, pids)) for role, pids in self.pids.items()}
 
     def _counters(self) -> dict[str, float]:
         async def ask() -> dict[str, float]:
@@ -228,11 +226,6 @@ def network_bytes() -> int:
 
 def _complain(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _memory_mib(pid: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -176,6 +177,12 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder on the disk of the checkout, since `/tmp` may be memory; gone after a `with`."""
     Path("build").mkdir(exist_ok=True)
     return tempfile.TemporaryDirectory(dir="build")
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used, to the hundredth."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def machine() -> str:

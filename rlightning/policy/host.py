@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from rlightning.errors import (
     UnavailableError,
 )
 from rlightning.policy.base_policy import BasePolicy, PolicyRole
-from rlightning.policy.batcher import Batcher
+from rlightning.policy.batcher import Batcher, BatcherStats
 from rlightning.policy.builder import build_policy
 from rlightning.policy.inference import Inference, Part
 from rlightning.policy.layout import InputLayout
@@ -39,7 +40,7 @@ from rlightning.policy.weights import (
     policy_weights,
 )
 from rlightning.rpc.spec import check_spec
-from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse
+from rlightning.types import EnvMeta, EnvRet, Mode, MultiAgentEnvRet, PolicyResponse
 from rlightning.utils.config import PolicyConfig
 from rlightning.utils.failpoints import failpoint
 from rlightning.utils.waiting import wait_within
@@ -48,6 +49,7 @@ _LOG = logging.getLogger(__name__)
 
 # The first inferences pay for caches and threads that later ones find ready.
 _WARM_UP_BATCHES = 3
+_WARM_UP_ID = "warm-up"
 # How many rows a client has is what it says: they are not worth more than this before one came.
 _WARM_UP_BYTES = 16 * 2**20
 # The next learner counts on from the version in use, so the one after it must fit its field too.
@@ -168,7 +170,12 @@ class PolicyHost:
         await self.batcher.close()
 
     async def open_group(
-        self, meta: EnvMeta, *, min_version: int = 0, timeout_s: float = 10.0
+        self,
+        meta: EnvMeta,
+        *,
+        min_version: int = 0,
+        timeout_s: float = 10.0,
+        rehearse: Callable[[EnvRet], Awaitable[None]] | None = None,
     ) -> None:
         """Lets one more group ask; the first one makes the network and warms it up.
 
@@ -176,6 +183,8 @@ class PolicyHost:
             meta: Spaces of the group.
             min_version: The least version that may answer it.
             timeout_s: How long to wait for that version, in seconds.
+            rehearse: Called once the network is warm, with rows of zeros, to send them the way of a
+                request; neither counted nor measured.
 
         Raises:
             PreconditionError: The spaces are not those of the other groups, or weights that were
@@ -197,6 +206,8 @@ class PolicyHost:
                 self._runner = await self._make_runner(meta)
                 # The rows of one group are its own affair.
                 self.meta = replace(meta, env_id=None, num_envs=None)
+                if rehearse is not None and self._runner.layout.sized:
+                    await self._rehearse(rehearse, self._warm_up_rows(meta, self._runner.layout))
         if self.meta is not None:
             check_spec(self.meta, meta)
         self.batcher.open_group()
@@ -396,15 +407,31 @@ class PolicyHost:
         except InvalidRequestError as error:
             assert weights is not None
             raise PreconditionError(f"version {weights.version}: {error}") from error
-        if all(leaf.dtype is not None for leaf in layout.leaves):
-            rows = min(meta.num_envs or 1, self._config.max_batch_rows)
-            rows = min(rows, max(1, _WARM_UP_BYTES // layout.row_bytes))
+        if layout.sized:
+            rows = self._warm_up_rows(meta, layout)
             # No batch is larger than what may wait for one.
             most = self._config.queue_bytes // layout.row_bytes
             for size in {rows, *(size for size in runner.sizes if size <= most)}:
                 await self.batcher.run(partial(runner.warm_up, size))
             await self.batcher.run(lambda: self._reseed(weights))
         return runner
+
+    def _warm_up_rows(self, meta: EnvMeta, layout: InputLayout) -> int:
+        rows = min(meta.num_envs or 1, self._config.max_batch_rows)
+        return min(rows, max(1, _WARM_UP_BYTES // layout.row_bytes))
+
+    async def _rehearse(self, rehearse: Callable[[EnvRet], Awaitable[None]], rows: int) -> None:
+        assert self._runner is not None
+        layout = self._runner.layout
+        observation, *flags = layout.build(layout.zeros(rows))
+        kind = MultiAgentEnvRet if isinstance(flags[0], dict) else EnvRet
+        stats, self.batcher.stats = self.batcher.stats, BatcherStats()
+        try:
+            with suppress(RLightningError):  # as the warm-up has told
+                await rehearse(kind(_WARM_UP_ID, observation, *flags))
+        finally:
+            self.batcher.stats = stats
+        await self.batcher.run(lambda: self._reseed(self._weights))
 
 
 class _Runner:
@@ -440,10 +467,10 @@ class _Runner:
             self.states.refresh()
 
     def warm_up(self, rows: int) -> None:
-        values = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in self.layout.leaves]
+        values = self.layout.zeros(rows)
         try:
             for _ in range(_WARM_UP_BATCHES):
-                part = Part("warm-up", values, rows)
+                part = Part(_WARM_UP_ID, values, rows)
                 if self.states is not None:
                     part.state = StateUse(GroupState(rows), np.arange(rows), None, fresh=True)
                 self._inference.run([part], Mode.EXPLORE)

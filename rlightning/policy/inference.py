@@ -68,7 +68,7 @@ class Inference:
         on_cuda = policy.device.type == "cuda"
         pads = config.pad_batches == "always" or (config.pad_batches == "auto" and on_cuda)
         # What has no fixed shape has no zeros either.
-        pads = pads and all(leaf.dtype is not None for leaf in layout.leaves)
+        pads = pads and layout.sized
         self._most = config.max_batch_rows if pads else 0
 
     @property

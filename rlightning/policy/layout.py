@@ -78,6 +78,15 @@ class InputLayout:
         sized = ((leaf.dtype, leaf.shape) for leaf in self.leaves)
         return sum(dtype.itemsize * math.prod(shape) for dtype, shape in sized if dtype is not None)
 
+    @property
+    def sized(self) -> bool:
+        """Whether all leaves have a fixed shape."""
+        return all(leaf.dtype is not None for leaf in self.leaves)
+
+    def zeros(self, rows: int) -> list[Any]:
+        """Returns zeros [rows, ...] for each leaf; all must have a fixed shape."""
+        return [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+
     def flatten(self, env_ret: EnvRet) -> tuple[list[Any], int | None]:
         """Returns the arrays of an EnvRet and its number of rows; copies nothing.
 

@@ -189,9 +189,9 @@ class _Conversation:
             return
         if first.message.WhichOneof("body") != "hello":
             raise InvalidRequestError("the first message of a stream must be hello")
-        session = await self._open(first)
         epochs = _bodies_with("epoch", self._handler.request_type)
         numbered = _bodies_with("seq", self._handler.request_type)
+        session = await self._open(first)
         handler, stream, epoch = self._handler, self._stream, session.epoch
         while (reader := await self._read()) is not None:
             message = reader.message
@@ -293,14 +293,7 @@ class _Conversation:
         if spec is not None:
             fill_env_meta(welcome.spec, spec, writer)
         stamp(response, arrival)
-        # gRPC would send it with the first message, and if that is interrupted once more with the
-        # status, which fails: the client would never learn of the end.
-        await stream.context.send_initial_metadata(())
-        await stream.write(writer.finish(response))
-        # Only now, so that nothing can overtake the welcome.
-        session.attach(stream)
-        stream.busy = False
-        stream.heard_ns = time.monotonic_ns()
+        # From the welcome on, the client's first request is what this is here for.
         logger.info(
             "%s: client %s %s session %s, epoch %d",
             self._method,
@@ -309,6 +302,14 @@ class _Conversation:
             session.id,
             session.epoch,
         )
+        # gRPC would send it with the first message, and if that is interrupted once more with the
+        # status, which fails: the client would never learn of the end.
+        await stream.context.send_initial_metadata(())
+        await stream.write(writer.finish(response))
+        # Only now, so that nothing can overtake the welcome.
+        session.attach(stream)
+        stream.busy = False
+        stream.heard_ns = time.monotonic_ns()
         return session
 
     def _share_memory(self, hello: Hello) -> memoryview | None:

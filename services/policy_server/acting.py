@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlightning.errors import (
@@ -18,16 +20,17 @@ from rlightning.errors import (
     RLightningError,
 )
 from rlightning.policy.pending import Pending
-from rlightning.rpc.protocol import Arrival, stamp
+from rlightning.rpc.protocol import Arrival, arrival_of, stamp
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
-from rlightning.types import Mode
+from rlightning.types import EnvRet, Mode
 from rlightning.utils.config import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.v1 import space_pb2
 from rlightning.wire import (
     Reader,
     Writer,
+    fill_env_ret,
     fill_policy_response,
     fill_value,
     read_env_ret,
@@ -45,6 +48,10 @@ _LOG = logging.getLogger(__name__)
 _VALUE_BYTES = 256
 # A client has one request in flight; one that does not is read no further.
 _MAX_ANSWERING = 8
+# After so many requests a small network's are known to be short, and the interpreter has adapted.
+_REHEARSALS = 64
+# Who opens the first session waits for them, but no longer than this and one inference.
+_REHEARSE_S = 0.05
 
 
 @dataclass
@@ -86,7 +93,7 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
 
     def __init__(self, rpc: RpcConfig) -> None:
         self.hosts: PolicyHosts | None = None
-        self._wait_s = rpc.lease_s
+        self._rpc = rpc
         self._answering: set[asyncio.Task[None]] = set()
 
     async def on_open(self, session: Session, reader: Reader[pb.ActRequest]) -> pb.ActResponse:
@@ -102,7 +109,10 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
                 reason="POLICY",
             )
         await host.open_group(
-            session.spec, min_version=hello.min_policy_version, timeout_s=self._wait_s
+            session.spec,
+            min_version=hello.min_policy_version,
+            timeout_s=self._rpc.lease_s,
+            rehearse=partial(self._rehearse, host),
         )
         group = _Group(host) if kept is None else kept
         try:
@@ -201,6 +211,29 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         waiting |= self._answering
         if waiting:
             await asyncio.wait(waiting, timeout=deadline_s)
+
+    async def _rehearse(self, host: PolicyHost, zeros: EnvRet) -> None:
+        """Answers requests of zeros, from bytes to bytes, in a session that nobody has."""
+        session = Session("rehearsal", self, "Act", self._rpc)
+        session.state = group = _Group(host)
+        end = time.monotonic() + _REHEARSE_S
+        for seq in range(1, _REHEARSALS + 1):
+            request = pb.ActRequest()
+            stamp(request)
+            request.step.seq = seq
+            # Explored actions may be drawn, and the first ones of a seed are for who asks.
+            request.step.mode = pb.MODE_EXPLOIT
+            request.step.reset_state = True
+            writer = Writer()
+            fill_env_ret(request.step.env_ret, zeros, writer)
+            reader = Reader(pb.ActRequest, writer.finish(request))
+            session.arrival = arrival_of(reader.message)
+            await self.on_message(session, reader)
+            if group.pending is None:  # refused
+                return
+            await group.pending.wait()
+            if time.monotonic() > end:
+                return
 
     async def _answer(
         self,

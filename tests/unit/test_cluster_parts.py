@@ -266,6 +266,8 @@ def test_several_learners_need_what_they_can_share(sections, world_size, in_proc
         ({"policy": {"named": {"frozen": {}}}}, "policy.named"),
         ({"env": INDEPENDENT}, "env.vectorization_mode independent"),
         ({"services": {"env": {"min_clients": 1}}}, "services.env.min_clients"),
+        ({"services": {"env": {"replicas": 2}}}, "services.env.replicas"),
+        ({"services": {"env": {"addresses": ["h:1", "h:2"]}}}, "services.env.addresses"),
         ({"buffer": {"tables": {"default": {}}}}, "buffer.tables"),
         ({"buffer": {"storage": {"type": "sharded", "num_shards": 2}}}, "buffer.storage.type"),
         (

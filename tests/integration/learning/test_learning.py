@@ -2,9 +2,10 @@
 
 import json
 
+import imageio_ffmpeg
 import pytest
 
-from rlightning.cluster.evaluate import evaluate
+from rlightning.cluster.evaluate import evaluate, show_evaluation
 from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.past_runs import find_run
 from rlightning.cluster.train import train
@@ -34,6 +35,23 @@ def test_an_algorithm_learns_and_its_best_weights_succeed(algorithm, tmp_path):
     assert summary["success_rate"] >= 0.7  # the env says so itself; at random it is small
     assert evaluate(run, episodes=20, seed=3) == evaluation
     assert evaluate(run, episodes=20, seed=4) != evaluation
+
+
+def test_an_evaluation_is_a_table_a_line_of_json_and_a_film(tmp_path, capsys):
+    config = make_config("ppo", tmp_path, target_return=None, max_env_steps=200)
+    assert train(config, in_process=True, quiet=True)
+    evaluation = evaluate(find_run("latest", config), episodes=3, video=True)
+    show_evaluation(evaluation, as_json=False)
+    low, high = evaluation.summary()["success_interval"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"(95 % interval {100 * low:.1f} to {100 * high:.1f} %)" in shown
+    assert f"wrote {evaluation.video}" in shown
+    show_evaluation(evaluation, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["summary"]["success_interval"] == [low, high]
+    assert [one["length"] for one in told["episodes"]] == [8] * 3
+    # A picture for each step, at the rate that the env names; its sizes are odd, of a film even.
+    assert imageio_ffmpeg.count_frames_and_secs(told["video"]) == (24, pytest.approx(2.4))
 
 
 @pytest.mark.parametrize("algorithm", ["policy", "ppo"])

@@ -78,7 +78,7 @@ async def test_a_repeated_request_is_no_step_of_the_state() -> None:
 
 async def test_an_answer_that_came_too_late_is_asked_for_again_and_is_one_step() -> None:
     kind = "tests.integration.policy.test_state:Slow"
-    async with policy_server(type=kind) as server:
+    async with policy_server(type=kind, inline_below_us=0) as server:
         async with acting(server.address, act_timeout_s=0.2) as client:
             late = seen(50)
             with pytest.raises(DeadlineExceededError):

@@ -341,7 +341,7 @@ async def _act(client: PolicyClient, times: int) -> list[int]:
 
 
 async def test_sigterm_answers_what_was_asked_and_ends_with_0(tmp_path: Path) -> None:
-    config = "policy: {device: cpu, initial_weights: random, type: 'tests.integration.policy.harness:Awkward'}\n"
+    config = "policy: {device: cpu, initial_weights: random, inline_below_us: 0, type: 'tests.integration.policy.harness:Awkward'}\n"
     with Process(tmp_path, config) as process:
         address = await asyncio.to_thread(process.address)
         async with acting(address) as client:

@@ -77,6 +77,27 @@ async def test_who_opens_first_waits_for_what_the_first_inferences_cost_and_no_r
             assert sizes == [6] * 4
 
 
+async def test_requests_of_zeros_go_the_way_of_real_ones_and_count_nowhere() -> None:
+    async with running(type="tests.unit.policy.policies:Echo") as host:
+        seen: list[EnvRet] = []
+
+        async def rehearse(zeros: EnvRet) -> None:
+            seen.append(zeros)
+            await host.enqueue(zeros, Mode.EXPLORE).wait()
+            host._policy.fails = ValueError("no zeros")  # type: ignore[attr-defined]
+            await host.enqueue(zeros, Mode.EXPLORE).wait()
+
+        await host.open_group(meta(3), rehearse=rehearse)
+        host._policy.fails = None  # type: ignore[attr-defined]
+        await host.open_group(meta(2), rehearse=rehearse)
+        (zeros,) = seen  # of the first group
+        np.testing.assert_array_equal(zeros.observation, np.zeros((3, 4), np.float32))
+        assert host.describe()["latency"]["inference"]["count"] == 0
+        await host.enqueue(env_ret(3), Mode.EXPLORE).wait()
+        stats = host.batcher.stats
+        assert (stats.requests, stats.rows, stats.errors) == (1, 3, 0)
+
+
 async def test_a_local_policy_answers_with_versions() -> None:
     async with running() as host:
         policy = LocalPolicy(host, meta(8))
