@@ -202,8 +202,12 @@ class PolicyHost:
         self.batcher.open_group()
 
     def close_group(self) -> None:
-        """Tells that a group will not ask any more."""
+        """Tells that a group will not ask any more, or not for some time."""
         self.batcher.close_group()
+
+    def reopen_group(self) -> None:
+        """Tells that a group that was closed asks again."""
+        self.batcher.open_group()
 
     def keep_state(self, rows: int | None) -> GroupState | None:
         """Returns fresh recurrent state for an open group of so many rows (None: one).

@@ -33,6 +33,7 @@ from rlightning.testing import FaultProxy, ServerProcess, assert_eventually, fre
 from rlightning.types import EnvMeta, EnvRet
 from rlightning.utils.config import ListenConfig, MainConfig, RpcConfig
 from rlightning.v1 import env_service_pb2 as pb
+from rlightning.v1.session_pb2 import CLIENT_STATE_RESETTING
 from rlightning.wire import Reader, Writer, fill_env_meta, fill_env_ret, read_policy_response
 from tests.integration.pairing.env import Counting
 from tests.integration.pairing.ledger import Ledger
@@ -277,8 +278,19 @@ async def test_a_slow_reset_keeps_the_lease():
                 return sessions.get("robot", {}).get("state") == "resetting"
 
             await assert_eventually(told, PATIENCE_S)
+            env.pause_s = 1.0
             await stepped(client, 3)
             assert client.status.reconnects == 0
+            (asking,) = (
+                session
+                for session in running.policy._registry.sessions
+                if session.spec.env_id == "attached/robot"
+            )
+            await assert_eventually(
+                lambda: asking.client_state == CLIENT_STATE_RESETTING and not asking.state.awaited,
+                PATIENCE_S,
+            )
+            await assert_eventually(lambda: asking.state.awaited, PATIENCE_S)
 
 
 async def test_an_id_that_is_taken_and_a_server_that_is_full():

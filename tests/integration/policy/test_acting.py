@@ -113,6 +113,26 @@ async def test_sessions_share_batches_without_being_made_to_wait() -> None:
         await asyncio.gather(*(client.close() for client in clients))
 
 
+async def test_no_batch_waits_for_a_client_that_resets() -> None:
+    async with policy_server(max_wait_us=60_000_000) as server:
+        async with acting(server.address) as one, acting(server.address) as two:
+
+            def awaited() -> int:
+                groups: int = server.service._hosts.default.batcher.groups
+                return groups
+
+            await asyncio.gather(one.act(env_ret()), two.act(env_ret()))
+            with two._session.activity.resetting():
+                await two._session.probe()
+                await assert_eventually(lambda: awaited() == 1)
+                await asyncio.wait_for(one.act(env_ret()), 20)
+            asking = asyncio.ensure_future(two.act(env_ret()))  # no heartbeat has said so
+            await assert_eventually(lambda: awaited() == 2)
+            await asyncio.gather(one.act(env_ret()), asking)
+            assert (server.stats.requests, server.stats.batches) == (5, 3)
+        await assert_eventually(lambda: awaited() == 0)
+
+
 async def test_an_observation_outside_the_spec_is_refused_by_key_and_the_session_lives_on() -> None:
     space = gym.spaces.Dict(
         {"camera": gym.spaces.Box(0, 255, (2, 2, 3), np.uint8), "arm": gym.spaces.Box(-1, 1, (3,))}
