@@ -573,13 +573,14 @@ async def test_the_slot_of_a_client_that_is_gone_is_free_after_its_lease(tmp_pat
                 )
 
 
-@pytest.mark.parametrize("task", ["tests.integration.pairing.env:Counting", "CartPole-v1"])
-async def test_the_command_attaches_until_ctrl_c(tmp_path, task):
-    cart = task.startswith("Cart")
+@pytest.mark.parametrize("what", ["tests.integration.pairing.env:Counting", "gymnasium"])
+async def test_the_command_attaches_until_ctrl_c(tmp_path, what):
+    cart = what == "gymnasium"
     env, policy = (CART, {"model_cfg": {"hidden": [8]}}) if cart else (COUNT, ECHO)
     async with cluster(env, policy) as running:
-        command = ["-c", CLI, "attach", task, "--server", running.env_address]
-        command += ["--name", "robot", *(["--num-envs", "2"] if cart else [])]
+        command = ["-c", CLI, "attach", what, "--server", running.env_address, "--name", "robot"]
+        if cart:
+            command += ["--task", "CartPole-v1", "--num-envs", "2", "--set", "env.seed=1"]
         process = ServerProcess(command, tmp_path, announces=False)
         with process:
 
@@ -592,7 +593,8 @@ async def test_the_command_attaches_until_ctrl_c(tmp_path, task):
             process.child.send_signal(signal.SIGINT)
             assert await asyncio.to_thread(process.wait, 15) == 130
             assert "Traceback" not in process.log
-            assert f"attaching {task} to {running.env_address} as robot" in process.log
+            named = "gymnasium CartPole-v1" if cart else what
+            assert f"attaching {named} to {running.env_address} as robot" in process.log
             assert "interrupted" in process.log
         # Left in order, so that nobody waits for a lease.
         assert running.service._attached.groups == {}
@@ -626,6 +628,7 @@ async def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
     for arguments, line in [
         (["CartPol-v1", "--server", "127.0.0.1:1"], "did you mean CartPole-v"),
         (["CartPole-v1", "--server", "nowhere"], "--server: expected HOST:PORT"),
+        (["ale", "--server", "127.0.0.1:1"], "--task: expected what the backend 'ale' shall make"),
         (["CartPole-v1", "--server", "127.0.0.1:1", "--name", "a/b"], "--name: expected"),
         (["CartPole-v1", "--server", "127.0.0.1:1", "--policy", "a/b"], "policy: expected a name"),
     ]:
