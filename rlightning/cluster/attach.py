@@ -16,7 +16,7 @@ import typer
 from rlightning.cluster.guard import add_import_paths
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.remote_env import AttachStatus, ControlStatus, RemoteEnvClient
-from rlightning.env.utils.backends import backend_class
+from rlightning.env.utils.backends import backend_class, make_base_env
 from rlightning.errors import ConfigError
 from rlightning.rpc.protocol import valid_client_id
 from rlightning.utils.config import ClientAuthConfig, load_config
@@ -113,7 +113,7 @@ def make_attached(
             raise ConfigError(f"--set {setting}: of an env that is attached, expected {keys}")
     config = load_config((), [*ours, *settings], environ={}).env[0]
     try:
-        return backend_class(backend)(config)
+        return make_base_env(config)
     except ConfigError as error:
         near = difflib.get_close_matches(env, ENVS, n=1) if env != backend else []
         hint = f" (or the backend {near[0]!r}?)" if near else ""

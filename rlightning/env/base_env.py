@@ -53,12 +53,15 @@ class BaseEnv(ABC):
         latency: The same durations, of the last minute, with percentiles.
         option_names: Keys that its section may have beside those of `EnvConfig`, for a subclass to
             override; None: any, as it reads them itself.
+        vectorises: Whether it heeds `config.vectorization_mode`; what does not is hosted in a
+            process as a whole.
 
     Raises:
         ConfigError: The section has another key.
     """
 
     option_names: ClassVar[Collection[str] | None] = None
+    vectorises: ClassVar[bool] = False
 
     def __init__(
         self,

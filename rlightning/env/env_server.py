@@ -44,6 +44,7 @@ class RemoteEnvServer(BaseEnv):
     """
 
     option_names: ClassVar[Collection[str] | None] = ()
+    vectorises = True  # the envs are elsewhere already
 
     def __init__(
         self,

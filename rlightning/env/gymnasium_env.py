@@ -60,6 +60,7 @@ class GymnasiumEnv(BaseEnv):
     """
 
     option_names: ClassVar[Collection[str] | None] = ()
+    vectorises = True
 
     def __init__(
         self,
