@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -235,10 +236,9 @@ def _even(frame: Frame) -> Frame:
 
 def _load_imageio() -> Any:
     try:
-        import imageio
-        import imageio_ffmpeg  # noqa: F401 - what writes mp4
+        importlib.import_module("imageio_ffmpeg")  # what writes mp4
+        return importlib.import_module("imageio")
     except ImportError as error:
         raise ConfigError(
             f"films need imageio and ffmpeg (pip install 'rlightning[video]'): {error}"
         ) from error
-    return imageio
