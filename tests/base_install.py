@@ -1,4 +1,4 @@
-"""What the base install does: envs, an actor and a buffer server, over gRPC and without torch.
+"""What the base install does: envs, clients, an actor and a buffer server, over gRPC and without torch.
 
 Run by `tests.pythons` on several versions of Python, outside of the checkout and with warnings as errors.
 """
@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
+import threading
 
+import gymnasium as gym
 import numpy as np
 
 from rlightning.actor import ActorControl, run_actor
 from rlightning.buffer.remote_buffer import InsertClient, SampleClient
+from rlightning.env.env_server import RemoteEnvServer
 from rlightning.env.hosting import host_envs
+from rlightning.env.remote_env import RemoteEnvClient
 from rlightning.rpc.server import serve
 from rlightning.services.buffer_server.servicer import BufferService
 from rlightning.types import EnvRet, Mode, PolicyResponse, Purpose
@@ -56,6 +60,26 @@ async def collect() -> None:
     await server.stop(grace_s=2)
 
 
+def attach() -> None:
+    """Lets a client bring an env to a server, and steps it there."""
+    server = RemoteEnvServer(EnvConfig(name="remote", backend="env_server", task="robot"))
+    host, port = server.get_address_port()
+    client = RemoteEnvClient(gym.make("CartPole-v1"), host, port, name="robot")
+    thread = threading.Thread(target=client.run)
+    thread.start()
+    server.init()
+    (env_ret,) = server.reset()
+    for _ in range(20):
+        response = PolicyResponse(env_ret.env_id, action=np.array([1]))
+        env_ret = server.step(response)
+        assert env_ret.observation.shape == (1, 4)
+    assert client.status.steps == 20
+    client.stop()
+    thread.join()
+    client.close()
+    server.close()
+
+
 def main() -> None:
     """Fails with whatever does not work."""
     for name in ("rpc", "env", "actor", "buffer", "policy", "cluster", "cluster.train", "cli.app"):
@@ -64,6 +88,7 @@ def main() -> None:
     back = decode_env_ret(encode_env_ret(EnvRet("env", {"image": image, "text": "go"}))).cpu()
     assert (np.asarray(back.observation["image"]) == image).all()
     asyncio.run(collect())
+    attach()
     heavy = {"torch", "tensordict", "torchrl", "uvloop"} & set(sys.modules)
     assert not heavy, heavy
     print(sys.version.split()[0], "numpy", np.__version__, "ok")

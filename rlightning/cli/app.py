@@ -375,9 +375,24 @@ def doctor(
 @app.command()
 def attach(
     env: Annotated[
-        str, typer.Argument(metavar="ENV", help="A gymnasium id, or module:Class of an env.")
+        str,
+        typer.Argument(
+            metavar="ENV", help="A gymnasium id, module:Class of an env, or a backend: maniskill."
+        ),
     ],
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the env server.")],
+    task: Annotated[
+        Optional[str],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(help="What the backend shall make: PickCube-v1, libero_spatial/3."),
+    ] = None,
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer evaluates it, also on 3.10
+        typer.Option(
+            "--set",
+            metavar="env.KEY=VALUE",
+            help="How it is made, as in the section env of a config; repeatable.",
+        ),
+    ] = None,
     name: Annotated[
         Optional[str],  # noqa: UP045 - typer evaluates it, also on 3.10
         typer.Option(help="Who this is, unique among the clients; default: host and a number."),
@@ -424,7 +439,9 @@ def attach(
             env,
             server,
             name=name,
+            task=task,
             num_envs=num_envs,
+            settings=overrides or (),
             control_hz=control_hz,
             on_late=on_late,
             max_action_age_ms=max_action_age_ms,

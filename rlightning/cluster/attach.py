@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,13 +15,28 @@ import typer
 
 from rlightning.cluster.guard import add_import_paths
 from rlightning.env.base_env import BaseEnv
-from rlightning.env.gymnasium_env import GymnasiumEnv
 from rlightning.env.remote_env import AttachStatus, ControlStatus, RemoteEnvClient
-from rlightning.env.utils.backends import backend_class
+from rlightning.env.utils.backends import backend_class, make_base_env
 from rlightning.errors import ConfigError
 from rlightning.rpc.protocol import valid_client_id
-from rlightning.utils.config import ClientAuthConfig, EnvConfig
+from rlightning.utils.config import ClientAuthConfig, load_config
 from rlightning.utils.config.rpc import check_address
+from rlightning.utils.registry import ENVS
+
+# Keys of the section `env` that say how an env is made; the others are the server's, or options.
+_KEYS = (
+    "env_kwargs",
+    "evaluate_cfg",
+    "info_keys",
+    "init_params",
+    "max_episode_steps",
+    "policy_setup",
+    "seed",
+    "task",
+    "vectorization_mode",
+)
+# Backends with one thing to host.
+_TASKS = {"piper": "piper"}
 
 _TERMINAL_S = 1.0  # also where the env is stepped by the clock
 _LOG_S = 10.0
@@ -30,18 +47,22 @@ def attach(
     server: str,
     *,
     name: str | None = None,
+    task: str | None = None,
     num_envs: int = 1,
+    settings: Sequence[str] = (),
     auth: ClientAuthConfig | None = None,
     **options: Any,
 ) -> None:
     """Steps an env for a cluster until Ctrl-C, or until the env has finished.
 
     Args:
-        env: A gymnasium id (`module:Id` imports the module before), or `module:Class` of a
-            `gymnasium.Env` or a `BaseEnv`.
+        env: A gymnasium id (`module:Id` imports the module before), `module:Class` of a
+            `gymnasium.Env` or a `BaseEnv`, or a backend of this library, such as `maniskill`.
         server: Address of the env server.
         name: Who this is, unique among the clients of the server.
+        task: What the backend shall make.
         num_envs: Rows that are stepped together.
+        settings: `env.KEY=VALUE` as in the section `env` of a config, the value in YAML.
         auth: Token and certificates.
         **options: Of `RemoteEnvClient`: `policy`, `cameras`, `control_hz` and what belongs to it.
 
@@ -60,25 +81,62 @@ def attach(
         raise ConfigError(f"--name: expected [A-Za-z0-9._-]{{1,64}}, got {name!r}")
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     add_import_paths([])
-    client = RemoteEnvClient(
-        _make(env, num_envs), host.strip("[]"), int(port), name=name, auth=auth, **options
-    )
-    typer.echo(f"attaching {env} to {server} as {client.name}")
+    made = make_attached(env, task=task, num_envs=num_envs, settings=settings)
+    client = RemoteEnvClient(made, host.strip("[]"), int(port), name=name, auth=auth, **options)
+    what = env if task is None else f"{env} {task}"
+    typer.echo(f"attaching {what} to {server} as {client.name}")
     with client, _shown(client):
         client.run()
 
 
-def _make(env: str, rows: int) -> BaseEnv:
-    kind: type[BaseEnv] = GymnasiumEnv
-    config = EnvConfig(name="attached", backend="gymnasium", task=env, num_envs=rows)
+def make_attached(
+    env: str, *, task: str | None = None, num_envs: int = 1, settings: Sequence[str] = ()
+) -> BaseEnv:
+    """Makes the env that a client brings; arguments and errors are those of `attach`."""
+    backend = _backend(env)
+    if backend == "gymnasium":
+        if task is None and env == backend:
+            raise ConfigError(_needs_task(env))
+        if task is not None and env != backend:
+            raise ConfigError(f"--task: {env!r} says what is made already; it is no backend")
+        task = task or env
+    elif task is None and not any(one.startswith("env.task=") for one in settings):
+        task = env if ":" in env else _TASKS.get(backend)
+        if task is None:
+            raise ConfigError(_needs_task(env))
+    given = {"name": "attached", "backend": backend, "task": task, "num_envs": num_envs}
+    ours = [f"env.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    for setting in settings:
+        section, _, key = setting.partition("=")[0].strip().partition(".")
+        if section != "env" or key.partition(".")[0] not in _KEYS:
+            keys = ", ".join(f"env.{one}" for one in _KEYS)
+            raise ConfigError(f"--set {setting}: of an env that is attached, expected {keys}")
+    config = load_config((), [*ours, *settings], environ={}).env[0]
+    try:
+        return make_base_env(config)
+    except ConfigError as error:
+        near = difflib.get_close_matches(env, ENVS, n=1) if env != backend else []
+        hint = f" (or the backend {near[0]!r}?)" if near else ""
+        raise ConfigError(f"{error}{hint}") from error
+
+
+def _backend(env: str) -> str:
+    """Returns the backend that hosts what was named."""
+    if env == "env_server":
+        raise ConfigError(
+            "ENV: 'env_server' is no env that could be attached, but a server of some"
+        )
     if ":" in env:
         try:
-            kind = backend_class(env)
+            backend_class(env)
         except ConfigError:
-            pass  # no env of this library: gymnasium's, then
-        else:
-            config = config.model_copy(update={"backend": env})
-    return kind(config)
+            return "gymnasium"  # no env of this library: gymnasium's, then
+        return env
+    return env if env in ENVS else "gymnasium"
+
+
+def _needs_task(backend: str) -> str:
+    return f"--task: expected what the backend {backend!r} shall make; see docs/environments.md"
 
 
 @contextmanager

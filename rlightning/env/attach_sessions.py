@@ -13,6 +13,7 @@ from rlightning.rpc.spec import check_spec
 from rlightning.types import EnvMeta
 from rlightning.utils.config import DEFAULT_POLICY, check_policy_name
 from rlightning.v1 import env_service_pb2 as pb
+from rlightning.v1.session_pb2 import CLIENT_STATE_RESETTING, CLIENT_STATE_RUNNING
 from rlightning.wire import Reader
 
 
@@ -85,7 +86,15 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
         attached: _Attached = session.state
         if attached.group.failure is not None:
             raise attached.group.failure
+        attached.group.activity.state = CLIENT_STATE_RUNNING
         await attached.group.take(reader, session.arrival, attached.base)
+
+    def on_state(self, session: Session) -> None:
+        """Tells of a reset at the client to the servers that its group has sessions with."""
+        if isinstance(session.state, _Attached):
+            resets = session.client_state == CLIENT_STATE_RESETTING
+            state = CLIENT_STATE_RESETTING if resets else CLIENT_STATE_RUNNING
+            session.state.group.activity.state = state
 
     async def on_close(self, session: Session, *, resumable: bool) -> None:
         """Ends the group of a client that has left or did not come back."""

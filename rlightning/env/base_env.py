@@ -9,12 +9,13 @@ import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 
+from rlightning.env.utils.options import check_extras
 from rlightning.env.utils.utils import default_env_preprocess_fn
 from rlightning.latency import LatencyStats
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
@@ -50,7 +51,17 @@ class BaseEnv(ABC):
         timing_raw: `{"count", "total", "avg"}` in seconds of each timed operation: `reset`, `step`,
             and `transition_policy_to_env` if the flag DEBUG was set when the env was made.
         latency: The same durations, of the last minute, with percentiles.
+        option_names: Keys that its section may have beside those of `EnvConfig`, for a subclass to
+            override; None: any, as it reads them itself.
+        vectorises: Whether it heeds `config.vectorization_mode`; what does not is hosted in a
+            process as a whole.
+
+    Raises:
+        ConfigError: The section has another key.
     """
+
+    option_names: ClassVar[Collection[str] | None] = None
+    vectorises: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -58,6 +69,7 @@ class BaseEnv(ABC):
         worker_index: int | None = 0,
         preprocess_fn: Callable[[PolicyResponse], Any] | None = None,
     ) -> None:
+        check_extras(config, self.option_names, type(self).__name__)
         self.config = config.model_copy(deep=True)
         self.worker_index = worker_index or 0
         self.env_id = f"{uuid.uuid4()}-{self.worker_index}"

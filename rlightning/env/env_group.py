@@ -14,7 +14,7 @@ from rlightning.env.base_env import BaseEnv
 from rlightning.env.env_server import RemoteEnvServer
 from rlightning.env.step_counter import EnvStepCounter
 from rlightning.env.throughput import ThroughputTracker
-from rlightning.env.utils.backends import backend_class
+from rlightning.env.utils.backends import make_base_env
 from rlightning.env.utils.spaces import same_structure, structure
 from rlightning.env.utils.utils import default_env_preprocess_fn
 from rlightning.latency import SlidingHistogram
@@ -104,8 +104,8 @@ class EnvGroup:
         Raises:
             ConfigError: There is no such backend.
         """
-        env_class = backend_class(env_cfg.backend)
-        return env_class(env_cfg, worker_index, preprocess_fn), env_cfg.backend == "env_server"
+        env = make_base_env(env_cfg, worker_index, preprocess_fn)
+        return env, env_cfg.backend == "env_server"
 
     def __len__(self) -> int:
         return len(self.env_list) + len(self.env_servers)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from rlightning.env.attached import PREFIX
 from rlightning.env.base_env import BaseEnv
@@ -42,6 +42,9 @@ class RemoteEnvServer(BaseEnv):
     Raises:
         ConfigError: It may not listen at `config.listen`, or the port is taken.
     """
+
+    option_names: ClassVar[Collection[str] | None] = ()
+    vectorises = True  # the envs are elsewhere already
 
     def __init__(
         self,

@@ -29,6 +29,11 @@ class EnvPoolEnv(GymnasiumEnv):
 
     def _make(self, config: EnvConfig) -> Any:
         library = load_extra("envpool", extra="envpool", backend="envpool")
+        if config.vectorization_mode not in ("auto", "vector_entry_point"):
+            raise ConfigError(
+                "env.vectorization_mode: envpool steps its rows itself: expected auto, got "
+                f"{config.vectorization_mode}"
+            )
         if config.num_envs < 2:
             raise ConfigError("env.num_envs: backend 'envpool' takes 2 rows or more, got 1")
         known = library.list_all_envs()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +16,7 @@ from rlightning.env.utils.actions import ActionFitter
 from rlightning.env.utils.autoreset import NextStepRows, mode_of
 from rlightning.env.utils.infos import rows_of_info
 from rlightning.env.utils.making import make_env, make_row, make_vector_env
+from rlightning.env.utils.options import check_extras
 from rlightning.env.utils.spaces import as_declared, one_row, stack, take
 from rlightning.env.utils.workers import IndependentRows
 from rlightning.errors import ConfigError, EnvError, ResetNeededError
@@ -57,6 +58,9 @@ class GymnasiumEnv(BaseEnv):
         ConfigError: There is no such env, or it does not take the arguments.
         EnvError: It could not be made.
     """
+
+    option_names: ClassVar[Collection[str] | None] = ()
+    vectorises = True
 
     def __init__(
         self,
@@ -120,6 +124,7 @@ class GymnasiumEnv(BaseEnv):
         if self.config.evaluate_cfg is None or self._training_env is not None:
             return
         config = EnvConfig(**{**self.config.to_dict(), **self.config.evaluate_cfg.to_dict()})
+        check_extras(config, self.option_names, type(self).__name__)
         if config.num_envs != self.num_envs:
             raise ConfigError(
                 f"env.evaluate_cfg.num_envs: expected {self.num_envs}, got {config.num_envs}"

@@ -19,7 +19,7 @@ from rlightning.env.episodes import EpisodeLog, RowCounter
 from rlightning.env.replica import replica_seed
 from rlightning.env.scalar_row import ScalarRow
 from rlightning.env.utils.agents import one_space, team_outcome
-from rlightning.env.utils.backends import backend_class
+from rlightning.env.utils.backends import make_base_env
 from rlightning.env.utils.spaces import mismatch
 from rlightning.errors import ConfigError, EnvError, ObservationError, ResetNeededError
 from rlightning.rpc.activity import Activity
@@ -88,9 +88,7 @@ class HostedGroup:
             ConfigError: The config names no env, or one that does not take its arguments.
             EnvError: The env could not be made.
         """
-        make = self._make or partial(
-            backend_class(self.config.backend), self.config, self._worker_index
-        )
+        make = self._make or partial(make_base_env, self.config, self._worker_index)
         self._env = await self._in_thread("construction", make)
         self._env.env_id = self.env_id
         self.meta = await self._in_thread("init", self._env.init)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -33,6 +33,7 @@ class IsaacEnv(BaseEnv):
     """What Isaac Lab's single- and multi-agent envs share; see `IsaacManagerBasedRLEnv`."""
 
     backend = ""
+    option_names: ClassVar[Collection[str] | None] = tuple(_DEFAULTS)
 
     def __init__(
         self,
@@ -203,6 +204,21 @@ class IsaacManagerBasedRLEnv(IsaacEnv):
 
     backend = "isaac_manager_based"
 
+    @property
+    def num_actions(self) -> int:
+        """Length of one row's action, as runners of RSL-RL ask for it."""
+        return gym.spaces.flatdim(self.get_action_space())
+
+    def get_observations(self) -> Any:
+        """Returns what the rows saw last, arrays [rows, ...] of the group `policy`.
+
+        Raises:
+            ResetNeededError: There was no reset before.
+        """
+        if not self._is_reset:
+            raise ResetNeededError(f"env {self.env_id!r}: reset it first")
+        return self._seen
+
     def get_observation_space(self) -> gym.Space[Any]:
         """Returns the space of the group `policy` of one row."""
         space = self.env.unwrapped.single_observation_space
@@ -220,7 +236,8 @@ class IsaacManagerBasedRLEnv(IsaacEnv):
         flags = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         reward = np.zeros(self.num_envs, np.float32)
         info = {"observations": observations}
-        return EnvRet(self.env_id, _policy(observations), reward, *flags, info)
+        self._seen = _policy(observations)
+        return EnvRet(self.env_id, self._seen, reward, *flags, info)
 
     def _stepped(self, *outcome: Any) -> EnvRet:
         observations, reward, terminated, truncated, extras = map(to_arrays, outcome)
@@ -231,8 +248,8 @@ class IsaacManagerBasedRLEnv(IsaacEnv):
         # There from the first end on; only that of this step says anything.
         final = _policy(extras["final_obs"]) if ended.any() else None
         self._finals(info, final, ended, reward)
-        observation = _policy(observations)
-        return EnvRet(self.env_id, observation, reward, terminated, truncated, info)
+        self._seen = _policy(observations)
+        return EnvRet(self.env_id, self._seen, reward, terminated, truncated, info)
 
 
 def _policy(observations: Any) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +19,8 @@ from rlightning.env.utils.libero_utils import (
     get_libero_wrist_image,
 )
 from rlightning.env.utils.making import call_maker, checked, make_row, vectorise
-from rlightning.env.utils.options import adapter_options
+from rlightning.env.utils.options import adapter_options, check_auto_reset
+from rlightning.env.utils.video import EpisodeVideo, VideoOptions
 from rlightning.errors import ConfigError
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
@@ -39,6 +41,9 @@ _DEFAULTS = {
     "reward_coef": 1.0,
     "reset_gripper_open": True,
     "num_action_chunks": 1,
+    "auto_reset": True,
+    "is_eval": False,
+    "video_cfg": None,
 }
 _TEXT_BYTES = 2048
 
@@ -64,11 +69,16 @@ class LiberoEnv(GymnasiumEnv):
     - `ignore_terminations`: episodes end by truncation only.
     - `use_rel_reward`: the reward is how much it has grown in the step.
     - `reset_gripper_open`: the gripper opens while objects settle.
+    - `is_eval`: an evaluation, in which states come one after the other instead of being drawn.
+    - `video_cfg`: films of the main camera, see `VideoOptions`.
+    - `auto_reset`: true, as several rows always are reset in the step that ends an episode.
 
     `info["episode_info"]` adds `success_once`. With rows of different tasks, several rows are best
     `async`: each has a process that makes its next task's env when that changes. For everything
     else see `GymnasiumEnv`.
     """
+
+    option_names: ClassVar[Collection[str] | None] = tuple(_DEFAULTS)
 
     def _make(self, config: EnvConfig) -> Any:
         load_extra("libero.libero", extra="libero", backend="libero")
@@ -109,8 +119,15 @@ def make_task(config: EnvConfig) -> gym.Env[Any, Any]:
     options = adapter_options(config, _DEFAULTS)
     if options["num_action_chunks"] != 1:
         raise ConfigError("env.env_kwargs.num_action_chunks: expected 1")
+    check_auto_reset(config, options)
+    video = VideoOptions.of(options["video_cfg"])
+    if video.save_video and not options["cameras"]:
+        raise ConfigError("env.env_kwargs.video_cfg.save_video: films need cameras: true")
     task = call_maker(config, partial(LiberoTask, config, options), {})
-    return checked(task, config.max_episode_steps)
+    env = checked(task, config.max_episode_steps)
+    if video.save_video:
+        env = EpisodeVideo(env, video, config.name, lambda seen: seen["main_images"])
+    return env
 
 
 class LiberoTask(gym.Env[dict[str, Any], Any]):
@@ -197,7 +214,7 @@ class LiberoTask(gym.Env[dict[str, Any], Any]):
         options, count = self._options, len(self._starts)
         if options["specific_reset_id"] is not None:
             return int(options["specific_reset_id"])
-        if options["use_ordered_reset_state_ids"]:
+        if options["use_ordered_reset_state_ids"] or options["is_eval"]:
             self._next = 0 if self._next is None else (self._next + 1) % count
         elif self._next is None or not options["use_fixed_reset_state_ids"]:
             self._next = int(self.np_random.integers(count))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from rlightning.env.gymnasium_env import GymnasiumEnv
 from rlightning.env.utils.extras import load_extra
 from rlightning.env.utils.making import call_maker, checked, make_row, vectorise
-from rlightning.env.utils.options import adapter_options
+from rlightning.env.utils.options import adapter_options, check_auto_reset
+from rlightning.env.utils.video import EpisodeVideo, VideoOptions
 from rlightning.errors import ConfigError
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
@@ -25,6 +27,8 @@ _DEFAULTS = {
     "ignore_terminations": False,
     "use_rel_reward": False,
     "use_fixed_reset_state_ids": False,
+    "auto_reset": True,
+    "video_cfg": None,
 }
 # What a task that is about grasping tells, and the documented reward is made of.
 _GRASPING = ("is_src_obj_grasped", "consecutive_grasp", "success")
@@ -46,6 +50,8 @@ class ManiskillEnv(GymnasiumEnv):
     - `ignore_terminations`: episodes end by truncation only.
     - `use_fixed_reset_state_ids`: a row begins each episode in the state of its first one.
     - `use_rel_reward`: the reward is how much it has grown in the step.
+    - `video_cfg`: films of the camera, or else of what the task renders, see `VideoOptions`.
+    - `auto_reset`: true, as several rows always are reset in the step that ends an episode.
 
     The reward is the task's own, by `init_params.reward_mode`; tasks that tell of grasping
     (`is_src_obj_grasped`, `consecutive_grasp`) give 0.1 for a grasp, 0.1 for one that lasts, and
@@ -57,6 +63,8 @@ class ManiskillEnv(GymnasiumEnv):
     to keep `init_params.control_mode`. ManiSkill's CPU backend has one row in an env; several rows
     are several envs. For everything else see `GymnasiumEnv`.
     """
+
+    option_names: ClassVar[Collection[str] | None] = tuple(_DEFAULTS)
 
     def _make(self, config: EnvConfig) -> Any:
         load_extra("mani_skill.envs", extra="maniskill", backend="maniskill")
@@ -103,8 +111,23 @@ def make_task(config: EnvConfig) -> gym.Env[Any, Any]:
     if config.max_episode_steps is not None:
         kwargs["max_episode_steps"] = config.max_episode_steps
     record = bool(kwargs.pop("record_metrics", True))
+    check_auto_reset(config, options)
+    video = VideoOptions.of(options["video_cfg"])
+    if video.save_video:
+        kwargs.setdefault("render_mode", "rgb_array")
     made = call_maker(config, partial(gym.make, kwargs.pop("id", None) or config.task), kwargs)
-    return checked(_adapted(made, options, record), None)
+    env = checked(_adapted(made, options, record), None)
+    if video.save_video:
+        env = EpisodeVideo(env, video, config.name, _seen_by(env))
+    return env
+
+
+def _seen_by(env: gym.Env[Any, Any]) -> Callable[[Any], Any]:
+    """Returns what makes a frame: the picture in the observation, else what the task renders."""
+    spaces = getattr(env.observation_space, "spaces", {})
+    if set(spaces) in ({"images"}, {"images", "task_descriptions"}):
+        return lambda observation: np.moveaxis(observation["images"], 0, -1)
+    return lambda observation: env.render()
 
 
 def _adapted(env: gym.Env[Any, Any], options: dict[str, Any], record: bool) -> gym.Env[Any, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -51,6 +51,8 @@ class PettingZooEnv(BaseEnv):
         ConfigError: There is no such env, it does not take the arguments, or PettingZoo is missing.
         EnvError: It could not be made.
     """
+
+    option_names: ClassVar[Collection[str] | None] = ()
 
     def __init__(
         self,

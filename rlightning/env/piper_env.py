@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.utils.actions import ActionFitter
 from rlightning.env.utils.extras import load_extra
+from rlightning.env.utils.options import adapter_options
 from rlightning.errors import ConfigError, EnvError, ResetNeededError
 from rlightning.types import ActionSource, EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
@@ -72,11 +73,7 @@ class PiperOptions:
         Raises:
             ConfigError: One is not known, or out of its range; the message names it.
         """
-        given = config.env_kwargs.to_dict()
-        known = [item.name for item in fields(PiperOptions)]
-        if unknown := sorted(given.keys() - set(known)):
-            raise ConfigError(f"env.env_kwargs: {unknown} not known; known: {', '.join(known)}")
-        options = PiperOptions(**given)
+        options = PiperOptions(**adapter_options(config, _DEFAULTS, _REFUSED))
         if not 1 <= options.move_speed <= 100:
             raise ConfigError(
                 f"env.env_kwargs.move_speed: expected 1 to 100, got {options.move_speed}"
@@ -87,6 +84,14 @@ class PiperOptions:
         if options.env_reset_joint is not None and len(options.env_reset_joint) != len(_JOINTS):
             raise ConfigError("env.env_kwargs.env_reset_joint: expected 6 angles in radians")
         return options
+
+
+_DEFAULTS = asdict(PiperOptions())
+# What the observation is and what is shown of it are not the arm's affair.
+_REFUSED = {
+    "intel_viewer_mapping": "the adapter has no cameras; add them in a class derived from PiperEnv",
+    "visdom_config": "nothing is sent to Visdom; the page of `rlightning train` shows what is seen",
+}
 
 
 @ENVS.register("piper")
@@ -117,6 +122,8 @@ class PiperEnv(BaseEnv):
         ConfigError: An option is wrong, or the SDK is not installed.
         EnvError: The CAN channel cannot be opened.
     """
+
+    option_names: ClassVar[Collection[str] | None] = (*_DEFAULTS, *_REFUSED)
 
     def __init__(
         self,

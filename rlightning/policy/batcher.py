@@ -39,11 +39,11 @@ class BatcherStats:
     """What a batcher has done so far.
 
     Attributes:
-        requests: Requests answered by an inference that succeeded.
+        requests: Requests that got their actions.
         rows: Their rows.
         batches: Inferences that succeeded.
         inline_batches: Those that ran on the event loop.
-        errors: Requests whose inference failed.
+        errors: Requests whose inference failed, or gave no action that is one.
         expired: Requests dropped since their deadline had passed before inference.
         overloaded: Requests refused since the queue was full.
         latency: In seconds: `queue` from receipt until the batch began to form, `batch_wait` from
@@ -67,21 +67,27 @@ class BatcherStats:
     first_uses: FirstUses = field(default_factory=FirstUses)
 
     def record(self, batch: Batch) -> None:
-        """Counts a batch that was answered."""
+        """Counts a batch whose inference succeeded."""
+        answered = [pending for pending in batch.pendings if not pending.failed]
+        self.errors += len(batch.pendings) - len(answered)
         self.batches += 1
-        self.rows += batch.rows
-        self.requests += len(batch.pendings)
+        self.rows += sum(pending.rows for pending in answered)
+        self.requests += len(answered)
         self.batch_rows.record(batch.rows)
         latency = self.latency
-        version = getattr(batch.responses[0], "policy_version", 0) if batch.responses else 0
+        responses = [one for one in batch.answers or () if isinstance(one, PolicyResponse)]
+        version = getattr(responses[0], "policy_version", 0) if responses else 0
         if version > self.first_uses.version:
             taken_s = self.first_uses.used(version, batch.end_ns)
             if taken_s is not None:
                 latency.record("first_use", taken_s)
         if not latency.enabled:
             return
+        if not answered:
+            latency.record("inference", (batch.end_ns - batch.start_ns) * 1e-9)
+            return
         formed_ns, start_ns = batch.formed_ns, batch.start_ns
-        first, *others = batch.pendings
+        first, *others = answered
         latency.record_stamps(BATCH, (batch.end_ns, start_ns, formed_ns, first.received_ns))
         for pending in others:
             latency.record_stamps(WAIT, (start_ns, formed_ns, pending.received_ns))

@@ -29,7 +29,7 @@ from rlightning.policy.batcher import Batcher, BatcherStats
 from rlightning.policy.builder import build_policy
 from rlightning.policy.inference import Inference, Part
 from rlightning.policy.layout import InputLayout
-from rlightning.policy.pending import Pending
+from rlightning.policy.pending import Answer, Pending
 from rlightning.policy.state import GroupState, StateBudget, StateLayout, StateUse
 from rlightning.policy.weight_store import Weights, WeightStore, read_weights
 from rlightning.policy.weights import (
@@ -213,8 +213,12 @@ class PolicyHost:
         self.batcher.open_group()
 
     def close_group(self) -> None:
-        """Tells that a group will not ask any more."""
+        """Tells that a group will not ask any more, or not for some time."""
         self.batcher.close_group()
+
+    def reopen_group(self) -> None:
+        """Tells that a group that was closed asks again."""
+        self.batcher.open_group()
 
     def keep_state(self, rows: int | None) -> GroupState | None:
         """Returns fresh recurrent state for an open group of so many rows (None: one).
@@ -453,12 +457,13 @@ class _Runner:
         """The rows that a batch can have, if they are few."""
         return self._inference.sizes
 
-    def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
-        responses = self._inference.run(parts, mode)
+    def run(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
+        answers = self._inference.run_each(parts, mode)
         version = self._policy.weights_version
-        for response in responses:
-            response.policy_version = version
-        return responses
+        for answer in answers:
+            if isinstance(answer, PolicyResponse):
+                answer.policy_version = version
+        return answers
 
     def load(self, weights: dict[str, Tensor], version: int) -> None:
         load_weights(self._policy, weights)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from rlightning.errors import PolicyError
 from rlightning.policy.base_policy import BasePolicy, PolicyInput
 from rlightning.policy.layout import InputLayout
+from rlightning.policy.pending import Answer
 from rlightning.policy.staging import Staging
 from rlightning.policy.state import GroupState, StateLayout, StateUse
 from rlightning.types import Mode, MultiAgentPolicyResponse, PolicyResponse
@@ -78,12 +80,32 @@ class Inference:
         return powers if not self._most or powers[-1] == self._most else [*powers, self._most]
 
     def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
-        """Answers each group; leaves of the answers are arrays of their own.
+        """Answers all groups, or none; leaves of the answers are arrays of their own.
 
         Raises:
-            PolicyError: The policy raised, or returned something else than leaves [B, ...]; the
-                message names the env ids. Its state is what it was before.
+            PolicyError: The policy raised, returned something else than leaves [B, ...], or an
+                action that is NaN; the message names the env ids. State is what it was before.
         """
+        answers = []
+        for answer in self._run(parts, mode, together=True):
+            if isinstance(answer, PolicyError):
+                raise answer
+            answers.append(answer)
+        return answers
+
+    def run_each(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
+        """Answers each group for itself, as they may belong to different clients.
+
+        Returns:
+            A response for each, or a `PolicyError` for one whose action is NaN, whose state is what
+            it was before.
+
+        Raises:
+            PolicyError: As `run`, for what went wrong with all of them.
+        """
+        return self._run(parts, mode, together=False)
+
+    def _run(self, parts: Sequence[Part], mode: Mode, *, together: bool) -> list[Answer]:
         sizes = [part.rows or 1 for part in parts]
         rows = sum(sizes)
         values = [part.values for part in parts]
@@ -108,25 +130,51 @@ class Inference:
                 if self._states is None:
                     response = self._policy.rollout_step(batch)
                     outputs = _arrays(_data(response), rows, rows + padding)
+                    failed = self._failed(parts, outputs)
                 else:
-                    uses = [part.state for part in parts if part.state is not None]
-                    response, outputs = self._remember(self._states, uses, batch, rows, padding)
+                    response, outputs, after = self._step_state(self._states, parts, batch, padding)
+                    failed = self._failed(parts, outputs)
+                    if not (failed and together):
+                        self._states.scatter(_uses(parts), after, but=failed)
         except Exception as error:  # the user's code: whatever it raises answers this batch
             who = ", ".join(repr(part.env_id) for part in parts)
             kind = "" if isinstance(error, PolicyError) else f"{type(error).__name__}: "
-            failed = f"{type(self._policy).__name__}.rollout_step failed for env {who}"
-            _LOG.exception("%s", failed)
-            raise PolicyError(f"{failed}: {kind}{error}") from error
+            what = f"{self._failed_for} {who}"
+            _LOG.exception("%s", what)
+            raise PolicyError(f"{what}: {kind}{error}") from error
         made = type(response) if isinstance(response, MultiAgentPolicyResponse) else PolicyResponse
-        if len(parts) == 1 and parts[0].rows is not None:
+        if len(parts) == 1 and parts[0].rows is not None and not failed:
             return [made(parts[0].env_id, **outputs)]
-        answers = []
+        answers: list[Answer] = []
         start = 0
-        for part, size in zip(parts, sizes, strict=True):
+        for i, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             where = start if part.rows is None else slice(start, start + size)
-            answers.append(made(part.env_id, **_cut(outputs, where)))
+            answers.append(failed.get(i) or made(part.env_id, **_cut(outputs, where)))
             start += size
         return answers
+
+    @property
+    def _failed_for(self) -> str:
+        return f"{type(self._policy).__name__}.rollout_step failed for env"
+
+    def _failed(self, parts: Sequence[Part], outputs: Mapping[str, Any]) -> dict[int, PolicyError]:
+        """Returns an error for each part whose action is none, which an env, or a robot, might do.
+
+        The message names what is NaN and the first such row of the part.
+        """
+        failed: dict[int, PolicyError] = {}
+        for name, rows in _nan_rows(outputs.get("action"), "action"):
+            start = 0
+            for i, part in enumerate(parts):
+                stop = start + (part.rows or 1)
+                if i not in failed and rows[start:stop].any():
+                    row = int(rows[start:stop].argmax())
+                    failed[i] = PolicyError(
+                        f"{self._failed_for} {part.env_id!r}: '{name}' is NaN, in row {row}"
+                    )
+                    _LOG.error("%s", failed[i])
+                start = stop
+        return failed
 
     def _padding(self, rows: int) -> int:
         """Returns how many rows a batch of so many lacks."""
@@ -149,15 +197,12 @@ class Inference:
             return _AS_IT_IS
         return torch.autocast(self._policy.device.type, self._autocast)
 
-    def _remember(
-        self,
-        states: StateLayout,
-        uses: Sequence[StateUse],
-        batch: PolicyInput,
-        rows: int,
-        padding: int,
-    ) -> tuple[Any, dict[str, Any]]:
-        """Runs the policy with the state of its rows, and keeps what becomes of it."""
+    def _step_state(
+        self, states: StateLayout, parts: Sequence[Part], batch: PolicyInput, padding: int
+    ) -> tuple[Any, dict[str, Any], list[Tensor]]:
+        """Runs the policy with the state of its rows; returns also what becomes of it."""
+        uses = _uses(parts)
+        rows = sum(len(use.rows) for use in uses)
         padded = rows + padding
         nobody = [StateUse(GroupState(padding), np.arange(padding), None, fresh=True)]
         ended = _ended(batch.last_terminated, batch.last_truncated)
@@ -175,15 +220,16 @@ class Inference:
             if "state" in outputs:
                 raise PolicyError("policy.store_state adds 'state': choose another name for yours")
             outputs["state"] = stored
-        states.scatter(uses, after)
-        return response, outputs
+        return response, outputs, after
+
+
+def _uses(parts: Sequence[Part]) -> list[StateUse]:
+    return [part.state for part in parts if part.state is not None]
 
 
 def _arrays(data: Mapping[str, Any], rows: int, padded: int) -> dict[str, Any]:
     """Returns outputs of `padded` rows as arrays [rows, ...] that share memory with nothing."""
-    outputs = {name: _output(value, name, rows, padded) for name, value in data.items()}
-    _check_numbers(outputs.get("action"), "action")
-    return outputs
+    return {name: _output(value, name, rows, padded) for name, value in data.items()}
 
 
 def _data(response: Any) -> dict[str, Any]:
@@ -195,21 +241,17 @@ def _data(response: Any) -> dict[str, Any]:
     return response.to_dict()
 
 
-def _check_numbers(value: Any, name: str) -> None:
-    """Refuses an action that is none, which an env might execute, or a robot.
-
-    Raises:
-        PolicyError: Something is NaN; the message names it and the first such row of the batch.
-    """
+def _nan_rows(value: Any, name: str) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """Yields each leaf that has a NaN: its name, and which of its rows do, bool [B]."""
     if isinstance(value, dict):
         for key, item in value.items():
-            _check_numbers(item, f"{name}.{key}")
+            yield from _nan_rows(item, f"{name}.{key}")
     elif isinstance(value, tuple):
         for i, item in enumerate(value):
-            _check_numbers(item, f"{name}[{i}]")
+            yield from _nan_rows(item, f"{name}[{i}]")
     elif isinstance(value, np.ndarray) and value.dtype.kind in "fc" and np.isnan(value).any():
-        row = int(np.argwhere(np.isnan(value))[0][0])
-        raise PolicyError(f"'{name}' is NaN, in row {row} of the batch for one")
+        rows: npt.NDArray[np.bool_] = np.isnan(value).reshape(len(value), -1).any(axis=1)
+        yield name, rows
 
 
 def _ended(terminated: Any, truncated: Any) -> Tensor:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from rlightning.errors import PolicyError
 from rlightning.types import Mode, PolicyResponse
@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
+Answer: TypeAlias = "PolicyResponse | PolicyError"
+"""What comes of one request: its rows' actions, or why there are none for it."""
+
+
 class Runner(Protocol):
     """Answers batches of one kind; requests for different runners never share a batch."""
 
-    def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
-        """Returns one response for each part.
+    def run(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
+        """Returns one answer for each part.
 
         Raises:
             PolicyError: None could be computed.
@@ -137,7 +141,7 @@ class Batch:
         formed_ns: Since when it took shape: the oldest had come, and the inference before was over.
         start_ns: When inference began.
         end_ns: When it ended.
-        responses: One for each request; None if it failed.
+        answers: One for each request; None if the batch failed.
         error: Why it failed.
     """
 
@@ -146,7 +150,7 @@ class Batch:
     formed_ns: int
     start_ns: int = 0
     end_ns: int = 0
-    responses: list[PolicyResponse] | None = None
+    answers: list[Answer] | None = None
     error: Exception | None = None
 
     def execute(self) -> None:
@@ -154,7 +158,7 @@ class Batch:
         parts = [pending.part for pending in self.pendings if pending.part is not None]
         self.start_ns = time.monotonic_ns()
         try:
-            self.responses = self.pendings[0].runner.run(parts, self.pendings[0].mode)
+            self.answers = self.pendings[0].runner.run(parts, self.pendings[0].mode)
         except PolicyError as error:
             self.error = error
         except (Exception, SystemExit) as error:  # no batch may end its thread, or go unanswered
@@ -163,14 +167,17 @@ class Batch:
         self.end_ns = time.monotonic_ns()
 
     def answer(self) -> None:
-        """Gives each request its response, or all the error."""
-        if self.responses is None:
+        """Gives each request its answer, or all the error."""
+        if self.answers is None:
             for pending in self.pendings:
                 pending.fail(self.error or PolicyError("inference gave no answer"))
             return
         inference_us = (self.end_ns - self.start_ns) // 1000
-        for pending, response in zip(self.pendings, self.responses, strict=True):
+        for pending, answer in zip(self.pendings, self.answers, strict=True):
+            if isinstance(answer, PolicyError):
+                pending.fail(answer)
+                continue
             joined_ns = max(self.formed_ns, pending.received_ns)
             queue_us = (joined_ns - pending.received_ns) // 1000
             wait_us = (self.start_ns - joined_ns) // 1000
-            pending.answer(response, StageTimes(queue_us, wait_us, inference_us, self.rows))
+            pending.answer(answer, StageTimes(queue_us, wait_us, inference_us, self.rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,16 +168,22 @@ class StateLayout:
             state.append(torch.where(ended.view(-1, *(1,) * (kept.ndim - 1)), initial, kept))
         return state
 
-    def scatter(self, uses: Sequence[StateUse], leaves: Sequence[Tensor]) -> None:
+    def scatter(
+        self, uses: Sequence[StateUse], leaves: Sequence[Tensor], but: Container[int] = ()
+    ) -> None:
         """Keeps what became of the state of the rows of a batch.
 
         Args:
             uses: As `gather` got them.
             leaves: Tensors [B, ...].
+            but: Which of the uses keep what they had.
         """
         start = 0
-        for use in uses:
+        for i, use in enumerate(uses):
             stop = start + len(use.rows)
+            if i in but:
+                start = stop
+                continue
             group = use.group
             assert group.leaves is not None
             for kept, leaf in zip(group.leaves, leaves, strict=True):

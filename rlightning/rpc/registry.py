@@ -24,6 +24,10 @@ from rlightning.v1.session_pb2 import Drain, Hello
 
 logger = logging.getLogger(__name__)
 
+# What is over is looked for a moment later, and no more often than so.
+_MARGIN_NS = 1_000_000
+_SHORTEST_NS = 10_000_000
+
 
 class SessionRegistry:
     """The sessions of one method.
@@ -51,6 +55,7 @@ class SessionRegistry:
         self.messages = Messages()
         self._max_sessions = rpc.max_sessions if max_sessions is None else max_sessions
         self._lease_ns = int(rpc.lease_s * 1e9)
+        self._resume_ns = int(rpc.resume_window_s * 1e9)
         self._sessions: dict[str, Session] = {}
         self._streams: dict[Stream, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -236,15 +241,16 @@ class SessionRegistry:
             logger.error("%s: on_close raised", self.method, exc_info=error)
 
     async def _sweep(self) -> None:
-        """Ends silent streams and frees sessions whose client did not come back."""
+        """Ends silent streams and frees sessions whose client did not come back, just in time."""
         rpc = self.rpc
-        period_s = min(rpc.heartbeat_s, rpc.lease_s / 4)
-        resume_ns = int(rpc.resume_window_s * 1e9)
+        period_ns = int(min(rpc.heartbeat_s, rpc.lease_s / 4) * 1e9)
         while True:
             slept_from = time.monotonic_ns()
-            await asyncio.sleep(period_s)
+            due_ns = min(self._next_end_ns() + _MARGIN_NS, slept_from + period_ns)
+            sleep_ns = int(max(due_ns - slept_from, _SHORTEST_NS))
+            await asyncio.sleep(sleep_ns / 1e9)
             now = time.monotonic_ns()
-            late_ns = now - slept_from - int(period_s * 1e9)
+            late_ns = now - slept_from - sleep_ns
             for stream in tuple(self._streams):
                 if late_ns > self._lease_ns // 4:
                     # This loop stood still, so what the peers sent has not been read yet, nor that
@@ -254,8 +260,19 @@ class SessionRegistry:
                         stream.write_since_ns += late_ns
                 self._check_stream(stream, now)
             for session in tuple(self._sessions.values()):
-                if session.owner is None and now - session.detached_ns > resume_ns:
+                if session.owner is None and now - session.detached_ns > self._resume_ns:
                     self._free(session)
+
+    def _next_end_ns(self) -> float:
+        """Returns when the first lease or resume window ends, if nothing is heard until then."""
+        streams, sessions = self._streams, self._sessions.values()
+        heard = (stream.heard_ns for stream in streams if not stream.busy)
+        written = (stream.write_since_ns for stream in streams if stream.write_since_ns)
+        detached = (session.detached_ns for session in sessions if session.owner is None)
+        return min(
+            min((*heard, *written), default=math.inf) + self._lease_ns,
+            min(detached, default=math.inf) + self._resume_ns,
+        )
 
     def _check_stream(self, stream: Stream, now: int) -> None:
         lease_s = self.rpc.lease_s

@@ -101,6 +101,12 @@ class SessionHandler(ABC, Generic[RequestT, ResponseT]):
             reader: The message; arrays read from it are views that must not be kept.
         """
 
+    def on_state(self, session: Session) -> None:
+        """Takes note of a heartbeat: `session.client_state` is what the client says it does.
+
+        Comes between two calls of `on_message`, and waits for nothing.
+        """
+
     async def on_close(self, session: Session, *, resumable: bool) -> None:
         """Takes note that a stream ended.
 
@@ -334,6 +340,7 @@ class _Conversation:
         if heartbeat.state == CLIENT_STATE_LEAVING:
             self._stream.left = True
             return
+        self._handler.on_state(session)
         response = self._handler.response_type()
         response.heartbeat.CopyFrom(heartbeat)
         stamp(response, arrival)

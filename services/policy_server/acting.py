@@ -27,6 +27,7 @@ from rlightning.types import EnvRet, Mode
 from rlightning.utils.config import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.v1 import space_pb2
+from rlightning.v1.session_pb2 import CLIENT_STATE_RESETTING
 from rlightning.wire import (
     Reader,
     Writer,
@@ -64,6 +65,7 @@ class _Group:
         carried: State that came with it, and then that for its answer.
         state: State that is kept from step to step.
         begun: Whether `state` has followed the session from its beginning or a reset.
+        awaited: Whether batches wait for its requests.
     """
 
     host: PolicyHost
@@ -72,8 +74,16 @@ class _Group:
     carried: GroupState | None = None
     state: GroupState | None = None
     begun: bool = False
-    open: bool = False
+    awaited: bool = False
     answering: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def expect(self, asks: bool) -> None:
+        """Lets batches wait for its requests, or not."""
+        if asks and not self.awaited:
+            self.host.reopen_group()
+        elif self.awaited and not asks:
+            self.host.close_group()
+        self.awaited = asks
 
 
 class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
@@ -121,7 +131,7 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
             host.close_group()
             raise
         session.state = group
-        group.open = True
+        group.awaited = True
         response = pb.ActResponse()
         response.welcome.policy_version = host.version
         if host.states is not None:
@@ -133,12 +143,15 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
                 response = pb.ActResponse.FromString(writer.finish(response))
         return response
 
+    def on_state(self, session: Session) -> None:
+        """Lets no batch wait for a client that resets, which may take minutes."""
+        group: _Group = session.state
+        group.expect(session.client_state != CLIENT_STATE_RESETTING)
+
     async def on_close(self, session: Session, *, resumable: bool) -> None:
         """Closes the group; its last answer is kept for as long as the client may come back."""
         group: _Group = session.state
-        if group.open:
-            group.open = False
-            group.host.close_group()
+        group.expect(False)
         if not resumable and group.state is not None:
             group.host.drop_state(group.state)
             group.state = None
@@ -159,6 +172,7 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         step = reader.message.step
         arrival = session.arrival
         group: _Group = session.state
+        group.expect(True)  # its reset is over, if the last heartbeat told of one
         if step.seq < group.seq or step.seq < 1:
             raise PreconditionError(
                 f"request {step.seq} came after {group.seq}: its answer is no longer kept",

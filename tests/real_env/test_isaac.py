@@ -116,3 +116,31 @@ async def test_transitions_are_those_of_the_env_itself(tmp_path, backend):
     assert_same(got, in_own_process(directly, backend, usd, got["action"]))
     _, ended = ended_of(got["terminated"], got["truncated"])
     assert ended.sum() >= ROWS
+
+
+def asked_by_runners(override):
+    from rlightning.env.isaac_env import IsaacManagerBasedRLEnv
+    from rlightning.errors import ConfigError, ResetNeededError
+    from rlightning.types import PolicyResponse
+    from rlightning.utils.config import EnvConfig
+
+    section = {"name": "i", "backend": "isaac_manager_based", "task": "Isaac-Cartpole"}
+    with pytest.raises(ConfigError, match="env.devise: .* did you mean 'device'"):
+        IsaacManagerBasedRLEnv(EnvConfig(**section, num_envs=2, devise="cpu"))
+    given = EnvConfig(**section, num_envs=2, env_kwargs={"env_cfg": {"override": override}})
+    env = IsaacManagerBasedRLEnv(given)
+    assert env.num_actions == 1
+    with pytest.raises(ResetNeededError):
+        env.get_observations()
+    first = env._reset()
+    assert np.array_equal(env.get_observations(), first.observation)
+    after = env._step(PolicyResponse(env.env_id, action=np.ones((2, 1), np.float32)))
+    assert np.array_equal(env.get_observations(), after.observation)
+    assert not np.array_equal(after.observation, first.observation)
+    env.close()
+
+
+def test_what_runners_ask_beside_the_metadata(tmp_path):
+    _, entity, light, make = CASES["isaac_manager_based"]
+    usd = in_own_process(asset, make, tmp_path)
+    in_own_process(asked_by_runners, overrides(entity, light, usd))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -124,6 +127,18 @@ def options():
     env = made("libero_goal", specific_reset_id=60)  # the second task, by its number in the suite
     assert env._reset().info["task"] == 1
     env.close()
+    env = made(is_eval=True)
+    assert [env._reset().info["reset_id"] for _ in range(2)] == [0, 1]
+    env.close()
+    with pytest.raises(ConfigError, match="video_cfg.save_video: films need cameras: true"):
+        made(video_cfg={"save_video": True})
+    with tempfile.TemporaryDirectory() as folder:
+        env = made(cameras=True, video_cfg={"save_video": True, "video_base_dir": folder})
+        env._reset()
+        env._step(PolicyResponse(env.env_id, action=np.zeros(7)))
+        env.close()
+        (film,) = Path(folder).glob("l-*/1.mp4")
+        assert film.stat().st_size > 1000
     env = made(rows=2, group_size=2)
     assert env.row_seeds[0] == env.row_seeds[1]
     env.close()

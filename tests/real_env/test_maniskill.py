@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -100,7 +103,7 @@ def options():
 
     with pytest.raises(ConfigError, match="camera: 'nose' gives no picture; .*: base_camera"):
         made(env_kwargs={"camera": "nose"})
-    with pytest.raises(ConfigError, match="'zoom'.* not known"):
+    with pytest.raises(ConfigError, match="env_kwargs.zoom: no such option"):
         made(env_kwargs={"zoom": 3})
     with pytest.raises(ConfigError, match="sim_backend: expected 'cpu', got 'gpu'"):
         made(init_params={"sim_backend": "gpu"})
@@ -123,6 +126,24 @@ def options():
     again = env._reset()
     assert np.array_equal(again.observation["images"], first.observation["images"])
     env.close()
+    with pytest.raises(ConfigError, match="env_kwargs.auto_reset: several rows reset"):
+        made(num_envs=2, env_kwargs={"auto_reset": False})
+    with tempfile.TemporaryDirectory() as folder:
+        video = {"save_video": True, "info_on_video": True, "video_base_dir": folder}
+        small = {"width": 32, "height": 32}
+        for params, camera in (
+            ({"obs_mode": "rgb", "sensor_configs": small}, {"camera": "base_camera"}),
+            ({"obs_mode": "state", "human_render_camera_configs": small}, {}),  # what it renders
+        ):
+            env_kwargs = {"video_cfg": video, **camera}
+            env = made(max_episode_steps=1, init_params=params, env_kwargs=env_kwargs)
+            action = np.zeros(env.get_action_space().shape, np.float32)
+            env._reset()
+            env._step(PolicyResponse(env.env_id, action=action))
+            env.close()
+        sizes = sorted(film.stat().st_size for film in Path(folder).glob("m-*/1.mp4"))
+        assert len(sizes) == 2
+        assert sizes[0] > 500
 
 
 def test_options_and_metrics():

@@ -145,7 +145,9 @@ def lost_feedback():
 
     still = (0.0, 0.1, -0.1, 0.0, 0.0, 0.0, 0.01)
     with SimulatedPiper("virtual", speed=1000) as simulated:
-        with pytest.raises(ConfigError, match="'speed'.* not known; known: can_port"):
+        with pytest.raises(
+            ConfigError, match="env_kwargs.speed: no such option; did you mean 'move_speed'"
+        ):
             made(speed=3)
         with pytest.raises(ConfigError, match="move_speed: expected 1 to 100, got 0"):
             made(move_speed=0)

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from rlightning.env.utils.video import (
+    put_info_on_image,
+    put_text_on_image,
+    save_rollout_video,
+    tile_images,
+)
+from rlightning.utils.conversions import map_leaves
+
+__all__ = [
+    "get_benchmark_overridden",
+    "get_libero_image",
+    "get_libero_state",
+    "get_libero_wrist_image",
+    "list_of_dict_to_dict_of_list",
+    "put_info_on_image",
+    "put_text_on_image",
+    "quat2axisangle",
+    "save_rollout_video",
+    "tile_images",
+    "to_tensor",
+]
 
 _SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 
@@ -41,6 +63,37 @@ def quat2axisangle(quat: npt.ArrayLike) -> npt.NDArray[np.float64]:
     if math.isclose(sine, 0.0):
         return np.zeros(3)
     return np.array([x, y, z]) * 2.0 * math.acos(w) / sine
+
+
+def list_of_dict_to_dict_of_list(dicts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns the values of dicts that have the same keys, one list for each key.
+
+    Raises:
+        ValueError: They have not.
+    """
+    if any(one.keys() != dicts[0].keys() for one in dicts):
+        raise ValueError(f"expected the same keys in each, got {[sorted(one) for one in dicts]}")
+    return {key: [one[key] for one in dicts] for key in (dicts[0] if dicts else ())}
+
+
+def to_tensor(value: Any, device: str = "cpu") -> Any:
+    """Returns nested arrays as tensors on a device: float64 as float32, uint16 as int32.
+
+    Tensors are moved to the device; what is neither stays as it is.
+
+    Raises:
+        ImportError: torch is not installed.
+    """
+    import torch
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            smaller = {"float64": np.float32, "uint16": np.int32}.get(leaf.dtype.name)
+            leaf = leaf if smaller is None else leaf.astype(smaller)
+            return torch.tensor(leaf, device=device)
+        return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
+
+    return map_leaves(convert, value)
 
 
 def get_benchmark_overridden(name: str) -> Any:

@@ -19,7 +19,8 @@ from rlightning.errors import ConfigError, EnvError, RLightningError
 EnvFn = Callable[[], Any]
 Id = int | Sequence[int] | npt.NDArray[np.integer[Any]] | None
 
-# Methods of a robot simulator's env that are called by name, with whatever arguments.
+# Methods that are called by name, with whatever arguments: of a robot simulator's env, or of a
+# `BaseEnv`.
 _METHODS = (
     "step",
     "reset",
@@ -29,6 +30,14 @@ _METHODS = (
     "get_segmentation_of_interest",
     "get_sim_state",
     "set_init_state",
+    "init",
+    "get_metadata",
+    "is_finish",
+    "finish_rollout",
+    "offload",
+    "reload",
+    "apply_evaluate_cfg",
+    "restore_evaluate_cfg",
 )
 _CLOSE_S = 5.0
 

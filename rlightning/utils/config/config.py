@@ -92,7 +92,8 @@ class EnvConfig(Config):
         vectorization_mode: Who steps the sub-envs, in gymnasium's words: `sync` one after the
             other, `async` each in a process of its own, `vector_entry_point` a vector env that
             the task brings; `auto` the latter where it gives what single envs do, else `sync`.
-            `independent` are processes that do not wait for each other.
+            `independent` are processes that do not wait for each other. An adapter that steps its
+            rows at once is hosted in one process as a whole with `async`.
         driver: Who steps it at an env server: the `actor` loop there, or an `external` program
             through `EnvService.Step`.
         policy: Which policy acts in it at an env server: `default`, or one of `policy.named`.

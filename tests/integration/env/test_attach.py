@@ -33,6 +33,7 @@ from rlightning.testing import FaultProxy, ServerProcess, assert_eventually, fre
 from rlightning.types import EnvMeta, EnvRet
 from rlightning.utils.config import ListenConfig, MainConfig, RpcConfig
 from rlightning.v1 import env_service_pb2 as pb
+from rlightning.v1.session_pb2 import CLIENT_STATE_RESETTING
 from rlightning.wire import Reader, Writer, fill_env_meta, fill_env_ret, read_policy_response
 from tests.integration.pairing.env import Counting
 from tests.integration.pairing.ledger import Ledger
@@ -278,8 +279,19 @@ async def test_a_slow_reset_keeps_the_lease():
                 return sessions.get("robot", {}).get("state") == "resetting"
 
             await assert_eventually(told, PATIENCE_S)
+            env.pause_s = 1.0
             await stepped(client, 3)
             assert client.status.reconnects == 0
+            (asking,) = (
+                session
+                for session in running.policy._registry.sessions
+                if session.spec.env_id == "attached/robot"
+            )
+            await assert_eventually(
+                lambda: asking.client_state == CLIENT_STATE_RESETTING and not asking.state.awaited,
+                PATIENCE_S,
+            )
+            await assert_eventually(lambda: asking.state.awaited, PATIENCE_S)
 
 
 async def test_an_id_that_is_taken_and_a_server_that_is_full():
@@ -562,13 +574,14 @@ async def test_the_slot_of_a_client_that_is_gone_is_free_after_its_lease(tmp_pat
                 )
 
 
-@pytest.mark.parametrize("task", ["tests.integration.pairing.env:Counting", "CartPole-v1"])
-async def test_the_command_attaches_until_ctrl_c(tmp_path, task):
-    cart = task.startswith("Cart")
+@pytest.mark.parametrize("what", ["tests.integration.pairing.env:Counting", "gymnasium"])
+async def test_the_command_attaches_until_ctrl_c(tmp_path, what):
+    cart = what == "gymnasium"
     env, policy = (CART, {"model_cfg": {"hidden": [8]}}) if cart else (COUNT, ECHO)
     async with cluster(env, policy) as running:
-        command = ["-c", CLI, "attach", task, "--server", running.env_address]
-        command += ["--name", "robot", *(["--num-envs", "2"] if cart else [])]
+        command = ["-c", CLI, "attach", what, "--server", running.env_address, "--name", "robot"]
+        if cart:
+            command += ["--task", "CartPole-v1", "--num-envs", "2", "--set", "env.seed=1"]
         process = ServerProcess(command, tmp_path, announces=False)
         with process:
 
@@ -581,7 +594,8 @@ async def test_the_command_attaches_until_ctrl_c(tmp_path, task):
             process.child.send_signal(signal.SIGINT)
             assert await asyncio.to_thread(process.wait, 15) == 130
             assert "Traceback" not in process.log
-            assert f"attaching {task} to {running.env_address} as robot" in process.log
+            named = "gymnasium CartPole-v1" if cart else what
+            assert f"attaching {named} to {running.env_address} as robot" in process.log
             assert "interrupted" in process.log
         # Left in order, so that nobody waits for a lease.
         assert running.service._attached.groups == {}
@@ -615,6 +629,7 @@ async def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
     for arguments, line in [
         (["CartPol-v1", "--server", "127.0.0.1:1"], "did you mean CartPole-v"),
         (["CartPole-v1", "--server", "nowhere"], "--server: expected HOST:PORT"),
+        (["ale", "--server", "127.0.0.1:1"], "--task: expected what the backend 'ale' shall make"),
         (["CartPole-v1", "--server", "127.0.0.1:1", "--name", "a/b"], "--name: expected"),
         (["CartPole-v1", "--server", "127.0.0.1:1", "--policy", "a/b"], "policy: expected a name"),
     ]:

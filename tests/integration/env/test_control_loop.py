@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
+import threading
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import grpc.aio
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -169,6 +172,64 @@ async def test_the_clock_goes_on_while_the_link_is_cut(how):
         assert (columns["action_source"] == HELD).sum() == client.status.control.held
         assert (columns["policy_version"][columns["action_source"] == HELD] == -1).sum() >= HZ / 2
         assert not columns["cut"][:-1].any()
+
+
+async def test_the_clock_waits_for_no_log_handler():
+    """A handler stands still, and with it the thread that logs: that of the connection."""
+    entered, released = threading.Event(), threading.Event()
+
+    class Full(logging.Handler):
+        def emit(self, record):
+            entered.set()
+            assert released.wait(PATIENCE_S)
+
+    logger, handler = logging.getLogger("rlightning.env.remote_env.env_client"), Full()
+    logger.addHandler(handler)
+    try:
+        async with cluster() as running:
+            env = Failing()
+            env.length = 10**6
+            options = {"control_hz": HZ, "on_late": "zero"}
+            async with attached(running.env_address, env, **options) as client:
+                await assert_eventually(entered.is_set, PATIENCE_S)
+                env.fails = False
+                await goes_on(client, 5)
+                await keeps_time(client, 1.0)
+                assert client.status.control.spooled > HZ / 2
+                released.set()
+                await caught_up(client)
+                await goes_on(client, 30)
+            check(await stored(running, client), env)
+    finally:
+        released.set()
+        logger.removeHandler(handler)
+
+
+async def test_the_clock_waits_for_no_name_look_up(monkeypatch):
+    """A connection stands still before it is made, as one whose name nobody looks up."""
+    entered, released = threading.Event(), threading.Event()
+    make = grpc.aio.insecure_channel
+
+    def made(*args):
+        if threading.current_thread().name == "rlightning-attach":
+            entered.set()
+            assert released.wait(PATIENCE_S)
+        return make(*args)
+
+    async with cluster() as running, FaultProxy(running.env_address) as proxy:
+        env = Recording()
+        env.length = 10**6
+        async with attached(proxy.address, env, control_hz=HZ) as client:
+            await goes_on(client, 30)
+            monkeypatch.setattr(grpc.aio, "insecure_channel", made)
+            proxy.black_hole()  # so that another connection is tried
+            await assert_eventually(entered.is_set, PATIENCE_S)
+            await keeps_time(client, 1.0)
+            proxy.restore()
+            released.set()
+            await caught_up(client)
+            await goes_on(client, 30)
+        check(await stored(running, client), env)
 
 
 async def test_a_silent_server_is_tried_over_another_connection_long_before_its_lease_ends():
@@ -388,11 +449,11 @@ async def test_an_env_of_several_rows_has_no_clock():
 class Failing(Recording):
     """Raises in every 20th step, before it does anything."""
 
-    calls = 0
+    calls, fails = 0, True
 
     def step(self, action):
         self.calls += 1
-        if self.calls % 20 == 0:
+        if self.fails and self.calls % 20 == 0:
             raise RuntimeError("the arm fell off")
         return super().step(action)
 
@@ -408,18 +469,27 @@ async def test_an_env_that_fails_is_reset_and_goes_on():
 
 async def test_the_command_says_every_second_how_the_loop_fares(tmp_path):
     async with cluster() as running:
-        task = "tests.integration.pairing.env:Counting"
+        task = "tests.integration.pairing.env:Endless"
         command = ["-c", CLI, "attach", task, "--server", running.env_address]
         command += ["--name", "robot", "--control-hz", "20", "--on-late", "zero"]
         with ServerProcess(command, tmp_path, announces=False) as process:
-            await assert_eventually(
-                lambda: process.log.count("jitter") >= 2 or process.child.poll() is not None,
-                PATIENCE_S,
-            )
+            moments = []
+            for lines in (1, 3):
+                await assert_eventually(
+                    lambda lines=lines: (
+                        process.log.count("jitter") >= lines or process.child.poll() is not None
+                    ),
+                    PATIENCE_S,
+                )
+                moments.append(time.monotonic())
+            assert 1 < moments[1] - moments[0] < 10  # two of them
             process.child.send_signal(signal.SIGINT)
             assert await asyncio.to_thread(process.wait, 15) == 130
             line = next(one for one in process.log.splitlines() if "jitter" in one)
             for part in ("steps", "action age", "link up", "held", "spooled", "reconnects 0"):
                 assert part in line
             assert "ended" in process.log
+            assert "the env is closed" in process.log
         assert running.service._attached.groups == {}
+        episodes = (await running.client.describe()).episodes
+        assert [(e.env_id, e.reason) for e in episodes] == [("attached/robot", "truncated")]

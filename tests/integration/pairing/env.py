@@ -57,3 +57,14 @@ class Counting(gym.Env[np.ndarray, np.ndarray]):
         truncated = ended and bool(is_truncated(episode))
         reward = float(reward_of(episode, step))
         return self._state.copy(), reward, ended and not truncated, truncated, {}
+
+
+class Endless(Counting):
+    """Has one episode, which never ends, and says so when it is closed."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        observation, reward, *_ = super().step(action)
+        return observation, reward, False, False, {}
+
+    def close(self) -> None:
+        print("the env is closed", flush=True)

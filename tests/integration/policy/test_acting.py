@@ -29,7 +29,7 @@ from rlightning.latency import STAGES
 from rlightning.policy import PolicyClient
 from rlightning.rpc.health import ServingStatus, check
 from rlightning.testing import FaultProxy, assert_eventually
-from rlightning.types import EnvRet, Mode, Purpose
+from rlightning.types import EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.config import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.v1.tensor_pb2 import Value
@@ -129,6 +129,26 @@ async def test_sessions_share_batches_without_being_made_to_wait() -> None:
         await asyncio.gather(*(client.close() for client in clients))
 
 
+async def test_no_batch_waits_for_a_client_that_resets() -> None:
+    async with policy_server(max_wait_us=60_000_000) as server:
+        async with acting(server.address) as one, acting(server.address) as two:
+
+            def awaited() -> int:
+                groups: int = server.service._hosts.default.batcher.groups
+                return groups
+
+            await asyncio.gather(one.act(env_ret()), two.act(env_ret()))
+            with two._session.activity.resetting():
+                await two._session.probe()
+                await assert_eventually(lambda: awaited() == 1)
+                await asyncio.wait_for(one.act(env_ret()), 20)
+            asking = asyncio.ensure_future(two.act(env_ret()))  # no heartbeat has said so
+            await assert_eventually(lambda: awaited() == 2)
+            await asyncio.gather(one.act(env_ret()), asking)
+            assert (server.stats.requests, server.stats.batches) == (5, 3)
+        await assert_eventually(lambda: awaited() == 0)
+
+
 async def test_an_observation_outside_the_spec_is_refused_by_key_and_the_session_lives_on() -> None:
     space = gym.spaces.Dict(
         {"camera": gym.spaces.Box(0, 255, (2, 2, 3), np.uint8), "arm": gym.spaces.Box(-1, 1, (3,))}
@@ -161,6 +181,24 @@ async def test_what_the_policy_raises_reaches_the_caller_with_its_message_and_en
             await asyncio.wait_for(client.act(vector(101)), 1)
         assert (await client.act(vector(-1))).action.tolist() == [-1]
         assert server.stats.errors == 1
+
+
+async def test_a_nan_action_is_an_error_of_who_asked_and_of_nobody_else_in_the_batch() -> None:
+    async with policy_server(type=AWKWARD, max_wait_us=10_000_000) as server:
+        async with acting(server.address, 2) as good, acting(server.address, 2) as bad:
+            for _ in range(2):
+                action, error = await asyncio.gather(
+                    good.act(vector(-1, 2)),
+                    bad.act(EnvRet("arm", np.full((2, 4), np.nan, np.float32))),
+                    return_exceptions=True,
+                )
+                assert isinstance(action, PolicyResponse)
+                assert action.action.tolist() == [-1, -1]
+                assert isinstance(error, RemoteError)
+                assert "failed for env 'arm': 'action' is NaN, in row 0" in str(error)
+            answers = await asyncio.gather(good.act(vector(-1)), bad.act(vector(-2)))
+            assert [answer.action.tolist() for answer in answers] == [[-1], [-2]]
+        assert (server.stats.errors, server.stats.requests, server.stats.batches) == (2, 4, 3)
 
 
 async def test_another_spec_is_refused_with_what_differs() -> None:

@@ -308,7 +308,7 @@ async def test_a_group_tells_what_it_is_busy_with():
             return EnvRet(self.env_id, 0, 0.0, True, False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlightning.env.hosting.backend_class", lambda backend: Looking)
+        patch.setattr("rlightning.env.hosting.make_base_env", Looking)
         group = HostedGroup(config(num_envs=1), "e", worker_index=0, log=EpisodeLog())
         activity = group.activity
         await group.start()

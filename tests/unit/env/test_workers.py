@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from rlightning.buffer import BufferConfig, ReplayBuffer
 from rlightning.env.env_group import EnvGroup
 from rlightning.env.gymnasium_env import GymnasiumEnv
 from rlightning.env.hosting import host_envs
+from rlightning.env.pettingzoo_env import PettingZooEnv
 from rlightning.errors import ConfigError, EnvError
 from rlightning.testing import wait_until
-from rlightning.types import BatchedData
+from rlightning.types import BatchedData, MultiAgentEnvRet
 from rlightning.utils.config import Config
 from tests.unit.env.envs import answer, config
+from tests.unit.env.test_adapters import acting
 
 pytestmark = pytest.mark.slow
 
@@ -139,3 +142,64 @@ def test_what_independent_rows_are_not_for():
         GymnasiumEnv(config(vectorization_mode="async", env_kwargs=Config(nonsense=1)))
     with pytest.raises(ValueError, match="with driver external.*take async"):
         config(vectorization_mode="independent", driver="external")
+
+
+class Dying(PettingZooEnv):
+    """Ends its process with an action of one; what it is told is in its info."""
+
+    told = ""
+
+    def step(self, policy_resp):
+        if self._preprocess_fn(policy_resp)["long"].max() == 1.0:
+            os._exit(3)
+        env_ret = super().step(policy_resp)
+        env_ret.info.update(pid=os.getpid(), told=self.told)
+        return env_ret
+
+    def offload(self):
+        self.told += "offload"
+
+
+async def test_any_env_may_have_a_process_of_its_own():
+    section = config(
+        "tests.unit.env.test_adapters:Leaving",
+        backend=f"{__name__}:Dying",
+        num_envs=2,
+        max_episode_steps=3,
+        seed=3,
+    )
+    (here,) = await host_envs([section], pipeline_depth=1)
+    apart = section.model_copy(update={"vectorization_mode": "async"})
+    (there,) = await host_envs([apart], pipeline_depth=1)
+    assert there.meta == replace(here.meta, env_id=there.meta.env_id)
+    await there.call(lambda env: env.offload())
+    env_rets = [await group.reset() for group in (here, there)]
+    pids = set()
+    for number in range(5):
+        one, other = env_rets
+        assert type(other) is MultiAgentEnvRet
+        assert other.env_id == one.env_id
+        pids.add(other.info.pop("pid", 0))
+        told = other.info.pop("told", "offload")
+        one.info = {k: v for k, v in one.info.items() if k not in ("pid", "told")}
+        assert told == "offload"
+        for name in ("observation", "last_reward", "last_terminated", "last_truncated", "info"):
+            assert repr(getattr(one, name)) == repr(getattr(other, name))
+        env_rets = [
+            await group.step(acting(group.env_id, 0.1 * number, 2)) for group in (here, there)
+        ]
+    assert len(pids - {0, os.getpid()}) == 1
+    assert "reset" in there._env.timing_raw
+    with pytest.raises(EnvError, match="ended with code 3"):
+        await there.step(acting(there.env_id, 1.0, 2))
+    await there.reset()
+    env_ret = await there.step(acting(there.env_id, 0.0, 2))
+    assert env_ret.info["pid"] not in pids
+    for group in (here, there):
+        await group.close()
+
+
+def test_what_steps_its_rows_at_once_says_so():
+    section = {"backend": "pettingzoo", "num_envs": 2, "vectorization_mode": "independent"}
+    with pytest.raises(ConfigError, match="PettingZooEnv steps all its rows at once: expected"):
+        EnvGroup([config("tests.unit.env.test_adapters:Leaving", **section)])

@@ -17,7 +17,7 @@ from rlightning.errors import (
 )
 from rlightning.policy.batcher import Batcher
 from rlightning.policy.inference import Part
-from rlightning.policy.pending import Pending
+from rlightning.policy.pending import Answer, Pending
 from rlightning.types import Mode, PolicyResponse
 
 EXPLORE, EXPLOIT = Mode.EXPLORE, Mode.EXPLOIT
@@ -32,7 +32,7 @@ class Recorder:
         self.entered = threading.Event()
         self._gate = gate
 
-    def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
+    def run(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
         self.batches.append(([part.env_id for part in parts], mode))
         self.threads.add(threading.current_thread().name)
         self.entered.set()
@@ -42,7 +42,12 @@ class Recorder:
             raise PolicyError("no action for bad")
         if any(part.env_id == "exit" for part in parts):
             raise SystemExit(3)
-        return [PolicyResponse(part.env_id, action=part.rows) for part in parts]
+        return [
+            PolicyError("'action' is NaN")
+            if part.env_id == "nan"
+            else PolicyResponse(part.env_id, action=part.rows)
+            for part in parts
+        ]
 
 
 def part(env_id: str = "a", rows: int | None = 1) -> Part:
@@ -190,6 +195,24 @@ async def test_an_error_answers_its_batch_and_the_next_one_runs() -> None:
     response, _ = await batcher.submit(runner, part("a"), EXPLORE)
     assert response.env_id == "a"
     assert (batcher.stats.errors, batcher.stats.requests) == (2, 1)
+    await batcher.close()
+
+
+async def test_an_error_of_one_request_leaves_the_others_their_answers() -> None:
+    batcher, runner = start(groups=3), Recorder()
+    bad, *good = await asyncio.gather(
+        batcher.submit(runner, part("nan", 5), EXPLORE),
+        batcher.submit(runner, part("a", 2), EXPLORE),
+        batcher.submit(runner, part("b"), EXPLORE),
+        return_exceptions=True,
+    )
+    assert runner.batches == [(["nan", "a", "b"], EXPLORE)]
+    assert (type(bad), str(bad)) == (PolicyError, "'action' is NaN")
+    assert [response.env_id for response, _ in good] == ["a", "b"]
+    assert (batcher.stats.errors, batcher.stats.requests, batcher.stats.rows) == (1, 2, 3)
+    with pytest.raises(PolicyError):  # alone in its batch, too
+        await batcher.submit(runner, part("nan"), EXPLORE)
+    assert (batcher.stats.errors, batcher.stats.batches) == (2, 2)
     await batcher.close()
 
 

@@ -153,6 +153,36 @@ async def test_a_step_that_fails_is_no_step_of_the_state() -> None:
         assert await total(policy, seen([1])) == [2]
 
 
+async def test_an_action_that_is_no_number_is_no_step_of_that_group_alone() -> None:
+    class Sums(Remembering):
+        def initial_state(self, num_rows: int) -> Any:
+            return torch.zeros(num_rows)
+
+        def rollout_step(self, env_ret: EnvRet) -> PolicyResponse:
+            after = env_ret.state + env_ret.observation[:, 0]  # type: ignore[attr-defined]
+            return PolicyResponse("env", action=after, next_state=after)
+
+    with patch("rlightning.policy.host.build_policy", lambda c, r: Sums(c, r)):
+        async with running(max_wait_us=10_000_000) as host:
+            async with local(host, 2) as good, local(host, 2) as bad:
+
+                async def both(mine: list[float], theirs: list[float]) -> list[Any]:
+                    asked = good.act(seen(mine)), bad.act(seen(theirs, env_id="arm"))
+                    got = await asyncio.gather(*asked, return_exceptions=True)
+                    return [getattr(one, "action", one) for one in got]
+
+                await both([1, 2], [1, 2])
+                mine, error = await both([1, 1], [1, np.nan])
+                assert mine.tolist() == [2, 3]
+                assert isinstance(error, PolicyError)
+                assert "Sums.rollout_step failed for env 'arm': 'action' is NaN, in row 1" in str(
+                    error
+                )
+                mine, theirs = await both([1, 1], [1, 1])
+                assert (mine.tolist(), theirs.tolist()) == ([3, 4], [2, 3])
+        assert host.batcher.stats.batches == 3
+
+
 async def test_new_weights_leave_what_is_remembered() -> None:
     async with running() as host, local(host) as policy:
         assert await total(policy, seen([1])) == [1]
