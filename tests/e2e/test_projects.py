@@ -23,7 +23,9 @@ def project(tmp_path):
     return folder
 
 
-def test_the_written_tests_pass(project):
+def test_the_written_tests_pass_whatever_the_folder_above_wants(project):
+    options = '[tool.pytest.ini_options]\naddopts = "--strict-config"\nno_such_option = 1\n'
+    (project.parent / "pyproject.toml").write_text(options)
     subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=project, check=True)
 
 
