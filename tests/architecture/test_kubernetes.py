@@ -7,6 +7,7 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
+import typer
 import yaml
 from torch.distributed.run import get_args_parser
 
@@ -60,6 +61,14 @@ def ours(overlay):
             yield name, pod, container
 
 
+def options_of(container):
+    """Returns what `rlightning` makes of the options of its container."""
+    command = container["command"]
+    name, *options = command[command.index("rlightning") + 1 :]
+    parser = typer.main.get_command(app).commands[name]
+    return parser.make_context(name, options).params
+
+
 @pytest.mark.parametrize("version", ["1.30", "1.34", "1.37"])
 def test_kubernetes_takes_the_manifests(version):
     different = {repr(manifest): manifest for overlay in OVERLAYS for manifest in render(overlay)}
@@ -75,9 +84,7 @@ def test_commands_ports_and_probes_are_those_of_the_services(overlay, config_of)
         config = config_of(overlay, pod, container)
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         if name == "learner":
-            command = container["command"]
-            subcommand = command[command.index("rlightning") + 1]
-            assert subcommand in {c.callback.__name__ for c in app.registered_commands}
+            assert options_of(container)["config"]
             assert config.learner.metrics == f"0.0.0.0:{ports['metrics']}"
             continue
         part = SERVERS[name]
@@ -152,6 +159,22 @@ def test_kept_is_what_lies_on_volumes(overlay, config_of):
 
 
 @overlays
+def test_a_learner_that_is_started_again_goes_on_and_another_job_starts_anew(overlay, config_of):
+    ((pod, container),) = ((p, c) for name, p, c in ours(overlay) if name == "learner")
+    assert pod["spec"]["restartPolicy"] == "OnFailure"
+    options = options_of(container)
+    assert (options["resume"], options["or_anew"]) == ("latest", True)
+    config = config_of(overlay, pod, container)
+    # It need not be told to stop: the kernel or a lost node does not.
+    assert config.train.save_interval > 0
+    # Kubernetes fills in what another Job has another value of; so no checkpoint of that is found.
+    (label,) = (v for v in container["env"] if v["name"] == "JOB")
+    field = label["valueFrom"]["fieldRef"]["fieldPath"]
+    assert field == "metadata.labels['batch.kubernetes.io/controller-uid']"
+    assert config.log.log_dir == "/runs/$(JOB)"
+
+
+@overlays
 def test_pods_may_do_no_more_than_they_must(overlay, config_of):
     for name, pod in pods(overlay):
         spec = pod["spec"]
@@ -180,14 +203,21 @@ def test_budgets_and_autoscalers_are_of_what_there_is(overlay):
         found = [n for n, given in labels.items() if matches(budget["spec"]["selector"], given)]
         assert found == [name]
     assert find(overlay, "PodDisruptionBudget").keys() == SERVERS.keys()
-    for scaler in find(overlay, "HorizontalPodAutoscaler").values():
+    scaled_by = {
+        "policy-server": "rlightning_queue_wait_seconds",
+        "env-server": "rlightning_learner_wait_ratio",
+    }
+    scalers = find(overlay, "HorizontalPodAutoscaler")
+    assert scalers.keys() == (scaled_by.keys() if overlay == "overlays/all" else set())
+    for name, scaler in scalers.items():
         target = find(overlay, scaler["spec"]["scaleTargetRef"]["kind"])[
             scaler["spec"]["scaleTargetRef"]["name"]
         ]
         assert "replicas" not in target["spec"]
         for metric in scaler["spec"]["metrics"]:
             kind = metric["type"].lower()
-            assert metric[kind]["metric"]["name"] in {known["name"]["as"] for known in scaling()}
+            assert metric[kind]["metric"]["name"] == scaled_by[name]
+            assert scaled_by[name] in {known["name"]["as"] for known in scaling()}
 
 
 def may_reach(overlay, source, target, port):
@@ -267,6 +297,9 @@ def test_on_gpus_run_policy_server_and_learner_alone():
     assert wants == {"policy-server", "learner"}
     for name, pod, container in ours("overlays/gpu"):
         assert bool(pod["spec"].get("nodeSelector")) == (name in wants)
+        # Nodes with GPUs keep everything else away.
+        kept_for = [one["key"] for one in pod["spec"].get("tolerations", ())]
+        assert kept_for == (["nvidia.com/gpu"] if name in wants else [])
         if name in wants:
             assert container["image"] == "rlightning/policy_server:cuda"
 

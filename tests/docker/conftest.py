@@ -18,3 +18,12 @@ def built():
             Stack()("build", timeout_s=800)
             print(f"built in {time.monotonic() - began:.0f} s")
             yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Shows what the containers said when a test fails, while they are there."""
+    report = yield
+    if report.when == "call" and report.failed:
+        report.sections.append(("containers", Stack().last_words()))
+    return report

@@ -84,10 +84,12 @@ class Stack:
         return run(*self._compose, *arguments, timeout_s=timeout_s)
 
     def up(self, *options):
-        self(
-            *("up", "--detach", "--no-build", "--wait", "--wait-timeout", 180, *options),
-            timeout_s=200,
-        )
+        words = ("up", "--detach", "--no-build", "--wait", "--wait-timeout", 180, *options)
+        try:
+            self(*words, timeout_s=200)
+        except AssertionError:
+            print(self.last_words())  # its containers are gone before anyone else could look
+            raise
 
     def down(self, *, volumes=True):
         self("down", *(["--volumes"] if volumes else []), "--timeout", 20)
@@ -99,6 +101,16 @@ class Stack:
         """Returns what `docker compose ps -a` tells of each service."""
         lines = self("ps", "-a", "--format", "json").splitlines()
         return {container["Service"]: container for container in map(json.loads, lines)}
+
+    def last_words(self):
+        """Returns the state of all containers and the end of their logs."""
+        return self("--profile", "*", "ps", "--all") + self(
+            *("--profile", "*", "logs", "--no-color", "--timestamps", "--tail", 100)
+        )
+
+    def config(self):
+        """Returns what Compose makes of the files and settings."""
+        return json.loads(self("--profile", "*", "config", "--format", "json"))
 
     def learner_log(self):
         return self("logs", "--no-log-prefix", "learner")

@@ -65,7 +65,7 @@ def segments(stack):
     return stats["segments"], stats["env_errors"]
 
 
-def test_nothing_acked_is_lost_and_no_step_is_taken_twice(stack):
+def test_nothing_acked_is_lost_and_no_step_is_taken_twice(stack, monkeypatch):
     buffer = stack("port", "buffer_server", 50053).strip()
     anew = "starts anew: no run in /runs/cartpole_dqn has a checkpoint"
     stack.wait_for_log(lambda log: anew in log, 60, "the run begins")
@@ -108,3 +108,12 @@ def test_nothing_acked_is_lost_and_no_step_is_taken_twice(stack):
     wait_until(lambda: stack.progress()[1] > steps, 60, "its env steps count on")
     assert stack.progress()[2] > version
     ledger.check(read_all(stack("port", "buffer_server", 50053).strip()))
+
+    steps = stack.progress()[1]
+    stack.down(volumes=False)
+    monkeypatch.setenv("RESUME", "")
+    stack.up()
+    stack.wait_for_log(lambda log: re.search("^starts anew$", log, re.MULTILINE), 60, "anew")
+    wait_until(lambda: stack.progress()[1], 60, "its env steps are counted")
+    assert stack.progress()[1] < steps
+    assert "resumes" not in stack.learner_log()

@@ -3,12 +3,19 @@
 import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 
 from rlightning.cluster import keys
+from rlightning.env.remote_client import SERVICE, EnvClient
+from rlightning.rpc.channel import connect
+from rlightning.rpc.loop import shared_loop
+from rlightning.utils.config import ClientAuthConfig
 from tests.docker.stack import HERE, RLIGHTNING, ROOT, Stack, run, wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
@@ -47,6 +54,54 @@ def attached(server, *options):
     )
 
 
+@contextmanager
+def one_line_more(said, words):
+    """Waits until what is done has brought a line with these words into a log, and no other."""
+    before = len(said(words))
+    yield
+    wait_until(lambda: len(said(words)) > before, 10, words)
+    assert len(said(words)) == before + 1
+
+
+def call_once(server, folder, token):
+    """Attaches in one call without any other attempt; returns the code that it ends with."""
+    auth = ClientAuthConfig(ca_file=str(folder / "ca.pem"), token=token)
+
+    async def call():
+        async with connect(server, auth=auth) as channel:
+            stream = channel.stream_stream(f"/{SERVICE}/Attach")()
+            return (await stream.code()).name
+
+    return shared_loop().run(call())
+
+
+def connect_once(port, folder, identity):
+    """Makes one connection with TLS; returns what the server sends on it before it closes it."""
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.set_alpn_protocols(["h2"])
+    if identity is not None:
+        context.load_cert_chain(folder / f"{identity}.pem", folder / f"{identity}.key")
+    with (
+        socket.create_connection(("127.0.0.1", int(port)), timeout=30) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as encrypted,
+    ):
+        return encrypted.recv(1)
+
+
+def inside(server, folder):
+    """Returns the ids of the envs at an env server, and the sessions that clients have there."""
+    auth = ClientAuthConfig(
+        ca_file=str(folder / "ca.pem"), token_file=str(folder / "learner.token")
+    )
+
+    async def ask():
+        async with EnvClient(server, auth=auth) as client:
+            status = await client.describe()
+        return [env.env_id for env in status.envs], status.stats["sessions"]
+
+    return shared_loop().run(ask())
+
+
 def test_a_client_elsewhere_needs_the_authority_a_token_and_where_asked_a_certificate(
     stack, folder
 ):
@@ -61,6 +116,7 @@ def test_a_client_elsewhere_needs_the_authority_a_token_and_where_asked_a_certif
     ca = ["--ca", folder / "ca.pem"]
     token = ["--token-file", folder / "env.token"]
 
+    before = inside(f"localhost:{port}", folder)
     late = [*ca, *token, "--cert", folder / "late.pem", "--key", folder / "late.key"]
     refusals = [
         ("this server wants a token", port, ca),
@@ -76,10 +132,20 @@ def test_a_client_elsewhere_needs_the_authority_a_token_and_where_asked_a_certif
         assert client.returncode != 0
         (line,) = (line for line in err.splitlines() if line.startswith("error: "))
         assert words in line
-    # One line for each call; a client whose connection broke before it heard has called again.
-    refused = [json.loads(line)["message"] for line in said("refused a call")]
-    assert len(set(refused)) == 3
-    assert len(refused) <= 6
+    # A client whose connection broke before it heard has called again. So each of these calls once.
+    learner = (folder / "learner.token").read_text().strip()
+    for shown, code in (
+        (None, "UNAUTHENTICATED"),
+        ("x" * 43, "UNAUTHENTICATED"),
+        (learner, "PERMISSION_DENIED"),
+    ):
+        with one_line_more(said, "refused a call"):
+            assert call_once(f"localhost:{port}", folder, shown) == code
+    assert len({json.loads(line)["message"] for line in said("refused a call")}) == 3
+    for identity, reason in (("late", "has expired"), (None, "DID_NOT_RETURN_A_CERTIFICATE")):
+        with one_line_more(said, reason):
+            assert connect_once(mutual, folder, identity) == b""
+    assert inside(f"localhost:{port}", folder) == before
     assert not said("client robot")
 
     for server, options in (
@@ -87,16 +153,16 @@ def test_a_client_elsewhere_needs_the_authority_a_token_and_where_asked_a_certif
         (f"localhost:{mutual}", ["--cert", folder / "robot.pem", "--key", folder / "robot.key"]),
     ):
         before = len(said("client robot opened"))
-        with attached(server, *ca, *token, *options) as client:
-            try:
-                wait_until(
-                    lambda before=before: len(said("client robot opened")) == before + 1,
-                    60,
-                    "attached",
-                )
-            finally:
-                client.send_signal(signal.SIGINT)
-            client.wait(30)
+        client = attached(server, *ca, *token, *options)
+        try:
+            wait_until(
+                lambda before=before: len(said("client robot opened")) == before + 1,
+                60,
+                "attached",
+            )
+        finally:
+            client.send_signal(signal.SIGINT)
+            print(*client.communicate(timeout=30))
 
     for name in ("policy_server", "buffer_server"):
         address = stack("port", name, 50443).strip().replace("127.0.0.1", "localhost")

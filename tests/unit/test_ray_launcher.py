@@ -22,10 +22,12 @@ def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
 def make(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
 
-    def launcher(**services):
+    def launcher(*, policy=None, more_of_env=None, **services):
         storage = {"type": "sharded", "num_shards": 2}
+        env = {"name": "cart", "backend": "gymnasium", "task": "CartPole-v1", "num_cpus": 2}
         config = MainConfig(
-            env=[{"name": "cart", "backend": "gymnasium", "task": "CartPole-v1", "num_cpus": 2}],
+            env=[{**env, **(more_of_env or {})}],
+            policy=policy or {},
             buffer={"type": "ReplayBuffer", "storage": storage, "node_affinity_env": True},
             services=services,
         )
@@ -50,6 +52,37 @@ def test_with_affinity_env_servers_are_placed_beside_the_shard_that_they_write_t
     assert read.buffer_addresses == [launcher.address("buffer-1")]
     assert not read.buffer.node_affinity_env  # nothing is left to say of nodes
     assert (read.services.env.replica, read.services.env.replicas) == ("env1", 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "there", "gpus"),
+    [
+        ({"device": "auto"}, 2, 1.0),
+        ({"device": "auto", "eval_num_gpus": 0.5}, 2, 0.5),
+        ({"device": "auto"}, 0, None),
+        ({"device": "cpu"}, 2, None),
+        # It is said that there is no room, rather than that a server without a GPU fails.
+        ({"device": "cuda:0"}, 0, 1.0),
+        ({"device": "cuda", "eval_num_gpus": 0}, 2, None),
+    ],
+)
+def test_a_policy_server_reserves_gpus_where_it_acts_on_one(make, policy, there, gpus):
+    launcher = make(policy=policy, env={"replicas": 2})
+    launcher._ray.cluster_resources = lambda: {"CPU": 8.0, "GPU": float(there)}
+    expected = {"CPU": 1.0} if gpus is None else {"CPU": 1.0, "GPU": gpus}
+    assert launcher._needs_of(["policy"]) == expected
+
+
+def test_env_servers_reserve_what_their_workers_need_and_shards_no_gpu(make):
+    launcher = make(
+        more_of_env={"num_workers": 3, "num_envs": 3, "num_gpus": 0.25}, env={"replicas": 2}
+    )
+    launcher._ray.cluster_resources = lambda: {"CPU": 64.0, "GPU": 4.0}
+    assert launcher._needs("env-0") == {"CPU": 6.0, "GPU": 0.75}
+    assert launcher._needs("buffer-0") == {"CPU": 1.0}
+    (beside,) = (b for b in launcher._bundles(list(launcher.sections)) if "buffer-1" in b)
+    assert beside == ["buffer-1", "env-1"]
+    assert launcher._needs_of(beside) == {"CPU": 7.0, "GPU": 0.75}
 
 
 @pytest.mark.parametrize(
