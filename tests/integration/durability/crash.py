@@ -260,7 +260,7 @@ async def die_at(server: Server, name: str, hit: int, tasks: Sequence[asyncio.Ta
     server.process.kill()
     server.start(f"{name}=exit@{hit}")
     child = server.process.child
-    until = time.monotonic() + (3.0 if "segment" in name else PATIENCE_S)
+    until = time.monotonic() + (20.0 if "segment" in name else PATIENCE_S)
     while time.monotonic() < until:
         if (status := child.poll()) is not None:
             assert status == EXIT_CODE, server.process.log[-3000:]
