@@ -252,7 +252,7 @@ def _nan_rows(value: Any, name: str) -> Iterator[tuple[str, npt.NDArray[np.bool_
     elif isinstance(value, np.ndarray) and value.dtype.kind in "fc":
         nan: npt.NDArray[np.bool_] = np.isnan(value)
         if nan.any():
-            yield name, nan.reshape(len(value), -1).any(axis=1)
+            yield name, np.logical_or.reduce(nan.reshape(len(value), -1), axis=1)
 
 
 def _ended(terminated: Any, truncated: Any) -> Tensor:
