@@ -32,7 +32,11 @@ from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
 from rlightning.errors import ClusterError, ConfigError
 from rlightning.utils.config import MainConfig
-from rlightning.utils.config.environment import child_environment
+from rlightning.utils.config.environment import (
+    child_environment,
+    keep_grpc_to_errors,
+    process_environment,
+)
 
 ENV = {"name": "e", "backend": "gymnasium", "task": "CartPole-v1"}
 INDEPENDENT = {**ENV, "vectorization_mode": "independent"}
@@ -339,9 +343,20 @@ def test_children_read_no_overrides(monkeypatch):
     assert (environment["KEPT"], environment["EXTRA"]) == ("yes", "too")
 
 
+def test_what_grpc_prints_here_is_not_for_children(monkeypatch):
+    monkeypatch.setattr("rlightning.utils.config.environment._OWN", set())
+    monkeypatch.setenv("GRPC_VERBOSITY", "INFO")
+    keep_grpc_to_errors()
+    assert child_environment({})["GRPC_VERBOSITY"] == "INFO"
+    monkeypatch.delenv("GRPC_VERBOSITY")
+    keep_grpc_to_errors()
+    assert process_environment()["GRPC_VERBOSITY"] == "ERROR"
+    assert "GRPC_VERBOSITY" not in child_environment({})
+
+
 def test_a_project_is_written_once(tmp_path):
     written = write_project(tmp_path / "new")
-    names = {"config.yaml", "my_env.py", "my_policy.py", "test_my_project.py"}
+    names = {"config.yaml", "my_env.py", "my_policy.py", "pytest.ini", "test_my_project.py"}
     assert {path.name for path in written} == names
     for name in names - {"my_env.py"}:
         (tmp_path / "new" / name).unlink()
