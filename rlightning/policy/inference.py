@@ -250,7 +250,7 @@ def _nan_rows(value: Any, name: str) -> Iterator[tuple[str, npt.NDArray[np.bool_
         for i, item in enumerate(value):
             yield from _nan_rows(item, f"{name}[{i}]")
     elif isinstance(value, np.ndarray) and value.dtype.kind in "fc" and np.isnan(value).any():
-        rows: npt.NDArray[np.bool_] = np.isnan(value).reshape(len(value), -1).any(axis=1)
+        rows = np.asarray(np.isnan(value).reshape(len(value), -1).any(axis=1))
         yield name, rows
 
 
