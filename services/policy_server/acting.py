@@ -229,28 +229,25 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
     async def _rehearse(self, host: PolicyHost, zeros: EnvRet) -> None:
         """Answers requests of zeros, from bytes to bytes, in a session that nobody has."""
         session = Session("rehearsal", self, "Act", self._rpc)
-        session.state = group = _Group(host)
+        session.state = group = _Group(host, awaited=True)  # by nobody
         end = time.monotonic() + _REHEARSE_S
-        try:
-            for seq in range(1, _REHEARSALS + 1):
-                request = pb.ActRequest()
-                stamp(request)
-                request.step.seq = seq
-                # Explored actions may be drawn, and the first ones of a seed are for who asks.
-                request.step.mode = pb.MODE_EXPLOIT
-                request.step.reset_state = True
-                writer = Writer()
-                fill_env_ret(request.step.env_ret, zeros, writer)
-                reader = Reader(pb.ActRequest, writer.finish(request))
-                session.arrival = arrival_of(reader.message)
-                await self.on_message(session, reader)
-                if group.pending is None:  # refused
-                    return
-                await group.pending.wait()
-                if time.monotonic() > end:
-                    return
-        finally:
-            group.expect(False)
+        for seq in range(1, _REHEARSALS + 1):
+            request = pb.ActRequest()
+            stamp(request)
+            request.step.seq = seq
+            # Explored actions may be drawn, and the first ones of a seed are for who asks.
+            request.step.mode = pb.MODE_EXPLOIT
+            request.step.reset_state = True
+            writer = Writer()
+            fill_env_ret(request.step.env_ret, zeros, writer)
+            reader = Reader(pb.ActRequest, writer.finish(request))
+            session.arrival = arrival_of(reader.message)
+            await self.on_message(session, reader)
+            if group.pending is None:  # refused
+                return
+            await group.pending.wait()
+            if time.monotonic() > end:
+                return
 
     async def _answer(
         self,
