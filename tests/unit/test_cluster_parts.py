@@ -17,7 +17,7 @@ from rlightning.cluster.guard import (
 )
 from rlightning.cluster.init import write_project
 from rlightning.cluster.interrupt import interruptible
-from rlightning.cluster.launcher import last_words, written_reason
+from rlightning.cluster.launcher import LocalLauncher, last_words, written_reason
 from rlightning.cluster.prepare import (
     check_batch_size,
     check_learner,
@@ -375,3 +375,13 @@ def test_a_project_is_written_once(tmp_path):
 def test_scalars_without_a_folder_go_nowhere():
     with Scalars(None) as scalars:
         scalars.add({"a": 1.0}, 0)
+
+
+def test_a_listener_with_tls_wants_others_that_dial_with_tls(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tls = {"cert_file": "server.pem", "key_file": "server.key"}
+    listen = [{"address": "127.0.0.1:0", "tls": tls}]
+    config = MainConfig.from_dict({"services": {"buffer": {"listen": listen}}})
+    launcher = LocalLauncher(config, Run.create(config, command="x"), report=print)
+    with pytest.raises(ConfigError, match=r"services\.buffer\.auth: expected ca_file, or tls"):
+        launcher.start()
