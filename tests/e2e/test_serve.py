@@ -1,14 +1,11 @@
 """`rlightning serve`, and what other programs see of it."""
 
-import fcntl
 import json
 import os
 import pty
 import select
 import signal
-import struct
 import subprocess
-import termios
 
 import pytest
 
@@ -52,14 +49,13 @@ def test_serve_until_a_signal(tmp_path, number):
 def watch_live(addresses, folder):
     """Looks at `top` on a terminal until its view was kept up to date, and leaves it by Ctrl-C."""
     screen, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 50, 160, 0, 0))
     top = subprocess.Popen(
         [RLIGHTNING, "top", *addresses, "--interval", "0.1"],
         cwd=folder,
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
-        env={**os.environ, "TERM": "xterm"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "50"},
         start_new_session=True,
     )
     seen = bytearray()
