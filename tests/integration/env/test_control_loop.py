@@ -216,7 +216,9 @@ async def test_the_clock_waits_for_no_name_look_up(monkeypatch):
             assert released.wait(PATIENCE_S)
         return make(*args)
 
-    async with cluster() as running, FaultProxy(running.env_address) as proxy:
+    # The session outlives the silence: it is the connection that is given up.
+    patient = FAST.model_copy(update={"lease_s": 100.0})
+    async with cluster(rpc=patient) as running, FaultProxy(running.env_address) as proxy:
         env = Recording()
         env.length = 10**6
         async with attached(proxy.address, env, control_hz=HZ) as client:
