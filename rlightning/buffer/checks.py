@@ -66,7 +66,7 @@ class Schema:
         scalar: An EnvRet came with numbers for reward where it could have had a dict by agent.
         aged: Whether the age of actions is stored.
         outcomes: Extra fields `last_X` that tell of the step before, as `last_reward` does, by the
-            name X of the column that has them with that step.
+            name X of the column that has them with that step. Empty where they are not stored.
     """
 
     rows: int
@@ -115,6 +115,12 @@ class Schema:
         outcomes = [self.extras[name] for name in self.outcomes.values()]
         return [*self.extras.values(), *outcomes, *(self.outputs or {}).values()]
 
+    def derived(self) -> dict[str, str]:
+        """Returns what `outcomes` are where they are stored."""
+        taken = {*RESERVED, *self.extras, *(self.outputs or {})}
+        named = ((outcome_of(name, taken), name) for name in self.extras)
+        return {outcome: name for outcome, name in named if outcome is not None}
+
     def difference(self, other: Schema) -> str | None:
         """Says what keeps rows of `other` from being stored beside these; None if nothing."""
         try:
@@ -151,6 +157,7 @@ class Step:
         cut_rows: Rows whose open episode is cut after this item.
         action_age: How many steps before it the executed action was asked for; None where that is
             not stored.
+        outcomes: Whether extra fields `last_X` are stored as `X` of the step before, too.
     """
 
     env_ret: EnvRet | None = None
@@ -165,6 +172,7 @@ class Step:
     new_segment: bool = False
     cut_rows: Sequence[int] = ()
     action_age: int | None = None
+    outcomes: bool = True
 
 
 class Final(NamedTuple):
@@ -249,7 +257,9 @@ def check_step(
     if step.outputs is not None:
         if schema.outputs is None:
             layouts = _layouts(step.outputs, schema, schema.extras)
-            schema = replace(schema, outputs=layouts, outcomes=_outcomes(schema.extras, layouts))
+            schema = replace(schema, outputs=layouts)
+            if step.outcomes:
+                schema = replace(schema, outcomes=schema.derived())
         assert schema.outputs is not None
         outputs = _flatten(step.outputs, schema.outputs, schema.lead(count), "policy outputs")
     return CheckedStep(
@@ -275,12 +285,6 @@ def _first_schema(step: Step, env_ret: EnvRet, rows: int | None, declared: Layou
         raise InvalidRowError(f"observation: expected a leading axis of {rows} rows")
     schema = Schema(rows, batched, layout, {}, aged=step.action_age is not None)
     return replace(schema, extras=_layouts(step.extras, schema, {}))
-
-
-def _outcomes(extras: Mapping[str, Layout], outputs: Mapping[str, Layout]) -> dict[str, str]:
-    taken = {*RESERVED, *extras, *outputs}
-    named = ((outcome_of(name, taken), name) for name in extras)
-    return {outcome: name for outcome, name in named if outcome is not None}
 
 
 def is_batched(

@@ -298,6 +298,8 @@ class EpisodeGroup(Group):
             steps, rows = self._finished.pop(0)
             assert self._postprocess_fn is not None
             columns = dict(self._postprocess_fn(steps))
+            for name in self._unstored():
+                columns.pop(name, None)
             columns = map_arrays(lambda leaf: as_array(leaf, "postprocess_fn", text=True), columns)
             length = min((len(leaf) for leaf in iter_arrays(columns)), default=0)
             if not length:
@@ -310,6 +312,14 @@ class EpisodeGroup(Group):
             }
             flat = {name: layout.flatten(columns[name], lead) for name, layout in layouts.items()}
             self._push(layouts, flat, rows, np.full(len(rows), length))
+
+    def _unstored(self) -> set[str]:
+        """Returns the outcomes that functions make but that are not stored beside older rows."""
+        assert self.schema is not None
+        names = self._container.names
+        return (
+            self.schema.derived().keys() - self.schema.outcomes.keys() - names if names else set()
+        )
 
     def length_with(self, steps: int) -> int:
         """Returns the first axis that the columns have after so many more steps."""

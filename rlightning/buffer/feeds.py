@@ -95,12 +95,14 @@ class Feed(ABC):
         Raises:
             InvalidRequestError: Others share what it names, and this rank is none of them.
         """
-        return self.tables[0].release_returned(self.rank, batch_id, self._learner)
+        return self.tables[0].release_returned(self.rank, self.world_size, batch_id, self._learner)
 
     def had(self, batch_id: int) -> bool:
         """Tells whether a batch was given back that this learner had."""
         lending = self.tables[0].lending
-        return lending is not None and lending.had(self.rank, batch_id, self._learner)
+        if lending is None:
+            return False
+        return lending.had(self.rank, self.world_size, batch_id, self._learner)
 
     def give_back(self, taken: Taken) -> None:
         """Takes note that a batch was not used, as of `BufferTable`."""

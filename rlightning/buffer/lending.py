@@ -23,12 +23,10 @@ class Returned:
 
     Attributes:
         learners: Ids of the last clients that had it.
-        world_size: How many learners there were.
         queued: The transitions of a queue that it was made of; None for a rollout.
     """
 
     learners: tuple[str, ...]
-    world_size: int
     queued: QueuedRows | None
 
 
@@ -38,12 +36,12 @@ class Lending(ABC):
     Attributes:
         lent: Batches that were taken, and neither released nor given back, in the order in which
             they were taken; by rank and number.
-        returned: The last batches that were given back; by rank and number.
+        returned: The last batches that were given back; by rank, number of learners and number.
     """
 
     def __init__(self) -> None:
         self.lent: dict[tuple[int, int], Taken] = {}
-        self.returned: OrderedDict[tuple[int, int], Returned] = OrderedDict()
+        self.returned: OrderedDict[tuple[int, int, int], Returned] = OrderedDict()
 
     def take(self, count: int, rank: int, world_size: int, learner: str) -> Taken | None:
         """Lends a batch; its columns are not read.
@@ -72,44 +70,50 @@ class Lending(ABC):
 
     def give_back(self, taken: Taken) -> None:
         """Lets another learner take what was lent, before all that waits."""
-        key = taken.rank, taken.batch_id
-        self.lent.pop(key, None)
+        self.lent.pop((taken.rank, taken.batch_id), None)
         self._give_back(taken)
+        key = taken.rank, taken.world_size, taken.batch_id
         before = self.returned.get(key)
         others = () if before is None else (one for one in before.learners if one != taken.learner)
         learners = (*others, taken.learner)[-_MAX_LEARNERS:]
-        self.returned[key] = Returned(learners, taken.world_size, taken.queued)
+        self.returned[key] = Returned(learners, taken.queued)
         self.returned.move_to_end(key)
         while len(self.returned) > _MAX_RETURNED:
             self.returned.popitem(last=False)
 
-    def had(self, rank: int, batch_id: int, learner: str) -> bool:
-        """Tells whether a batch was given back that a client had."""
-        returned = self.returned.get((rank, batch_id))
+    def had(self, rank: int, world_size: int, batch_id: int, learner: str) -> bool:
+        """Tells whether a batch was given back that a client had as that rank of so many."""
+        returned = self.returned.get((rank, world_size, batch_id))
         return returned is not None and learner in returned.learners
 
-    def release_returned(self, rank: int, batch_id: int, learner: str | None) -> bool:
+    def release_returned(
+        self, rank: int, world_size: int, batch_id: int, learner: str | None
+    ) -> bool:
         """Takes note that a batch that was given back was used all the same.
 
         Args:
             rank: Which rank used it.
+            world_size: How many learners it was for.
             batch_id: Its number.
             learner: Id of the client that says so: nothing is released for another one than had it.
-                None for whoever had it.
+                None for whoever had it, which was checked before.
 
         Returns:
-            Whether anything was released.
+            Whether anything was released; nothing is while another client has it.
 
         Raises:
             InvalidRequestError: There is no such rank among those that share it now.
         """
-        if learner is not None and not self.had(rank, batch_id, learner):
-            self._refuse_stranger(rank, batch_id)
+        if learner is not None:
+            if not self.had(rank, world_size, batch_id, learner):
+                self._refuse_stranger(rank, batch_id)
+                return False
+            if (rank, batch_id) in self.lent:
+                return False
+        returned = self.returned.get((rank, world_size, batch_id))
+        if not self._release_returned(rank, world_size, batch_id, returned):
             return False
-        returned = self.returned.get((rank, batch_id))
-        if not self._release_returned(rank, batch_id, returned):
-            return False
-        self.returned.pop((rank, batch_id), None)
+        self.returned.pop((rank, world_size, batch_id), None)
         return True
 
     @abstractmethod
@@ -126,7 +130,9 @@ class Lending(ABC):
     def _give_back(self, taken: Taken) -> None: ...
 
     @abstractmethod
-    def _release_returned(self, rank: int, batch_id: int, returned: Returned | None) -> bool: ...
+    def _release_returned(
+        self, rank: int, world_size: int, batch_id: int, returned: Returned | None
+    ) -> bool: ...
 
     @abstractmethod
     def _refuse_stranger(self, rank: int, batch_id: int) -> None:
@@ -193,17 +199,14 @@ class RolloutLending(Lending):
         elif (shares := self._shares_of(taken.world_size)) is not None:
             shares.give_back(taken.rank, taken.rollout.index)
 
-    def _release_returned(self, rank: int, batch_id: int, returned: Returned | None) -> bool:
-        shares = self.shares
-        if returned is not None and returned.world_size > 1:
-            shares = self._shares_of(returned.world_size)
-            if shares is None:  # it was given back whole
-                return False
-        elif returned is not None:
-            shares = None
-        if shares is None:
+    def _release_returned(
+        self, rank: int, world_size: int, batch_id: int, returned: Returned | None
+    ) -> bool:
+        if world_size == 1:
             return self.rollouts.release_ready(batch_id - 1)
-        return shares.release(rank, batch_id - 1)
+        shares = self._shares_of(world_size)
+        # Without shares it was given back whole.
+        return shares is not None and shares.release(rank, batch_id - 1)
 
     def _refuse_stranger(self, rank: int, batch_id: int) -> None:
         if self.shares is not None and self.shares.has(batch_id - 1):
@@ -246,7 +249,9 @@ class QueueLending(Lending):
         assert taken.queued is not None
         self.queue.put_back(taken.queued)
 
-    def _release_returned(self, rank: int, batch_id: int, returned: Returned | None) -> bool:
+    def _release_returned(
+        self, rank: int, world_size: int, batch_id: int, returned: Returned | None
+    ) -> bool:
         """Removes the transitions, wherever they are."""
         if returned is None or returned.queued is None:
             return False

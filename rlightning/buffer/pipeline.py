@@ -53,6 +53,8 @@ class Pipeline:
 
     Attributes:
         from_space: Whether observations are stored as the env's space declares them.
+        outcomes: Whether extra fields `last_X` are stored as `X` of the step before, too. False
+            beside rows of a version that did not.
 
     Raises:
         ValueError: Functions were given that exclude each other.
@@ -87,6 +89,7 @@ class Pipeline:
             if clash:
                 raise ValueError(f"{names} exclude each other: the second would ignore the first")
         self.from_space = not (own_observe or own_env_fn or own_fn)
+        self.outcomes = True
 
     def step(self, item: Item, meta: EnvMeta) -> Step:
         """Returns one item as a step of its group.
@@ -108,6 +111,7 @@ class Pipeline:
             {}, env_ret, response, observe, score, self._env_ret_fn, self._policy_resp_fn
         )
         step = Step(env_ret, new_segment=item.new_segment, cut_rows=item.cut_rows)
+        step.outcomes = self.outcomes
         if response is not None:
             _check_names(response, env_ret)
             version = response.__dict__.get("policy_version")

@@ -116,6 +116,10 @@ class SampleClient:
         self._joiner: ChunkJoiner | None = None
         self._lent = 0
         self._acks: deque[int] = deque(maxlen=_ACKS_KEPT + prefetch)
+        # Batches that may come once more after a cut without being asked for, and acked ones that
+        # the server lent anew, since it does not know of their acks.
+        self._resent: set[int] = set()
+        self._lent_anew: deque[int] = deque()
         self._progress = asyncio.Event()
         self._failure: RemoteError | None = None
         self._complaint: RemoteError | None = None
@@ -202,13 +206,10 @@ class SampleClient:
         if session is None:
             raise ReplayError("next_batch needs a session: await start() first")
         await self.ack()
-        if batch_size:
-            await self._request_size(session, batch_size)
-        else:
-            await self._request(session, max(1, self._prefetch))
+        await self._ask(session, batch_size)
         if not self._fetched or self._fetched[0].size != batch_size:
             try:
-                await wait_within(self._some(batch_size), timeout_s)
+                await wait_within(self._some(session, batch_size), timeout_s)
             except asyncio.TimeoutError:
                 raise DeadlineExceededError(
                     f"no batch within {timeout_s:g} s", peer=self.address
@@ -229,7 +230,20 @@ class SampleClient:
             self._acks.append(lent)
             await session.send(self._ack(session, lent))
 
-    async def _some(self, size: int) -> None:
+    async def _ask(
+        self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], size: int
+    ) -> None:
+        """Asks for a batch of a size unless it is here or on its way, and for those ahead."""
+        while self._lent_anew:
+            await session.send(self._ack(session, self._lent_anew.popleft()))
+        if size:
+            await self._request_size(session, size)
+        else:
+            await self._request(session, max(1, self._prefetch))
+
+    async def _some(
+        self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], size: int
+    ) -> None:
         """Returns when there is a batch of a size, or raises what keeps it from coming."""
         while True:
             while self._fetched and self._fetched[0].size != size:
@@ -242,6 +256,8 @@ class SampleClient:
                 complaint, self._complaint = self._complaint, None
                 raise complaint
             self._progress.clear()
+            if self._lent_anew:
+                await self._ask(session, size)
             await self._progress.wait()
 
     async def _request(
@@ -318,6 +334,8 @@ class SampleClient:
                 self.address,
             )
         self._joining, self._joiner = 0, None
+        self._resent = set(self._here) if session.resumed else set()
+        self._lent_anew.clear()
         for batch_id in self._acks:
             await session.send_now(self._ack(session, batch_id))
         # Unacked batches come again by themselves, and none before a credit, be it of 0.
@@ -349,9 +367,11 @@ class SampleClient:
 
     def _join(self, reader: Reader[pb.SampleResponse]) -> None:
         chunk = reader.message.chunk
-        here = self._lent, *(fetched.ack_id for fetched in self._fetched)
-        if not chunk.stays and (chunk.batch_id in here or chunk.batch_id in self._acks):
-            return  # sent again after a cut, but it is here, or was used meanwhile
+        known = chunk.batch_id in self._here or chunk.batch_id in self._acks
+        if known and not chunk.stays:
+            if not chunk.offset:
+                self._drop(chunk.batch_id)
+            return
         if chunk.batch_id != self._joining:
             if chunk.total_bytes > self._max_batch_bytes:
                 raise ResourceExhaustedError(
@@ -371,6 +391,21 @@ class SampleClient:
         self._fetched.append(_Fetched(0 if chunk.stays else batch.batch_id, batch, size))
         self._complaint = None
         self._progress.set()
+
+    @property
+    def _here(self) -> tuple[int, ...]:
+        """Numbers of the batches that are here, and not acked."""
+        return self._lent, *(fetched.ack_id for fetched in self._fetched)
+
+    def _drop(self, batch_id: int) -> None:
+        """Takes note that a batch comes once more that is here, or was used."""
+        if batch_id in self._resent:  # after a cut, also if it was acked meanwhile
+            self._resent.remove(batch_id)
+        elif batch_id in self._acks:  # as one that was asked for
+            self._lent_anew.append(batch_id)
+            if self._asked:
+                self._asked.popleft()
+            self._progress.set()
 
     def _on_failure(self, error: RemoteError) -> None:
         self._failure = error

@@ -54,7 +54,7 @@ class Journal(Protocol):
     def lent(self, taken: Taken) -> None:
         """A batch that leaves was lent to a learner."""
 
-    def used(self, rank: int, batch_id: int, *, returned: bool) -> None:
+    def used(self, rank: int, world_size: int, batch_id: int, *, returned: bool) -> None:
         """It was used, perhaps after it was given back."""
 
     def given_back(self, taken: Taken) -> None:
@@ -347,17 +347,19 @@ class SampledTable:
         if self.lending is None:
             return
         if self.journal is not None:
-            self.journal.used(taken.rank, taken.batch_id, returned=False)
+            self.journal.used(taken.rank, taken.world_size, taken.batch_id, returned=False)
         self.lending.release(taken)
         self.changed()
 
-    def release_returned(self, rank: int, batch_id: int, learner: str | None) -> bool:
+    def release_returned(
+        self, rank: int, world_size: int, batch_id: int, learner: str | None
+    ) -> bool:
         """Takes note that a batch that was given back was used; see `Lending.release_returned`."""
         lending = self.lending
-        if lending is None or not lending.release_returned(rank, batch_id, learner):
+        if lending is None or not lending.release_returned(rank, world_size, batch_id, learner):
             return False
         if self.journal is not None:
-            self.journal.used(rank, batch_id, returned=True)
+            self.journal.used(rank, world_size, batch_id, returned=True)
         self.changed()
         return True
 

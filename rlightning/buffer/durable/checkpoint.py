@@ -33,7 +33,10 @@ from rlightning.utils.failpoints import failpoint
 from rlightning.wire import Limits, decode_value, encode_value
 
 FORMAT = 2
-"""Version of the format of checkpoints. Before 2 they did not say whose batches were given back."""
+"""Version of the format of checkpoints.
+
+Before 2 they did not say whose batches were given back, and had no outcomes (`checks.Schema`).
+"""
 
 _HEAD = struct.Struct("<4sIIQ")
 _MAGIC = b"RLSN"

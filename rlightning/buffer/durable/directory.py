@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from rlightning.buffer.durable.files import sync_folder
+from rlightning.buffer.durable.files import sync, sync_folder
 from rlightning.errors import ConfigError
 
 FORMAT = 2
@@ -72,18 +72,22 @@ class DataDirectory:
 
     def _write_format(self) -> None:
         temporary = self.path / "FORMAT.tmp"
-        temporary.write_text(f"{_TITLE}{FORMAT}\n")
+        with temporary.open("w") as file:
+            file.write(f"{_TITLE}{FORMAT}\n")
+            file.flush()
+            sync(file.fileno())  # or a power cut could leave the name without what is in it
         os.replace(temporary, self.path / "FORMAT")
+        sync_folder(self.path)
 
     def upgrade(self) -> None:
         """Gives it the newest format, before anything is written that older versions cannot read.
 
         Raises:
             OSError: The disk is full or broken.
+            SyncError: The disk did not confirm it.
         """
         if (self.path / "FORMAT").read_text() != f"{_TITLE}{FORMAT}\n":
             self._write_format()
-            sync_folder(self.path)
 
     def _check_format(self, text: str) -> None:
         number = text.strip().removeprefix(_TITLE)

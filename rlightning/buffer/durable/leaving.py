@@ -78,12 +78,12 @@ def dump_lending(lending: Lending) -> State:
         "returned": [
             {
                 "rank": rank,
-                "world_size": returned.world_size,
+                "world_size": world_size,
                 "learners": list(returned.learners),
                 "batch_id": number,
                 "queued": None if returned.queued is None else _dump_queued(returned.queued),
             }
-            for (rank, number), returned in lending.returned.items()
+            for (rank, world_size, number), returned in lending.returned.items()
         ],
     }
     if isinstance(lending, QueueLending):
@@ -106,10 +106,9 @@ def load_lending(lending: Lending, state: State) -> None:
         # Format 1 had those of queues, by number, and did not say whose they were.
         known = one if isinstance(one, dict) else {"batch_id": one[0], "queued": one[1]}
         rows = known["queued"]
-        lending.returned[known.get("rank", 0), known["batch_id"]] = Returned(
-            tuple(known.get("learners", ())),
-            known.get("world_size", 1),
-            None if rows is None else _load_queued(rows),
+        key = known.get("rank", 0), known.get("world_size", 1), known["batch_id"]
+        lending.returned[key] = Returned(
+            tuple(known.get("learners", ())), None if rows is None else _load_queued(rows)
         )
     if isinstance(lending, QueueLending):
         _load_queue(lending, state)

@@ -40,7 +40,7 @@ class Kind(IntEnum):
     LEND = 12
     """A batch that leaves was lent; `table`, `count`, `rank`, `world_size`, `learner`."""
     USED = 13
-    """It was used; `table`, `rank`, `batch`, and whether it was `returned` before."""
+    """It was used; `table`, `rank`, `world_size`, `batch`, and whether it was `returned` before."""
     RETURN = 14
     """It was given back; `table`, `rank`, `batch`."""
 

@@ -54,11 +54,13 @@ def dump_storage(storage: Storage) -> State:
         "container": _dump_container(storage.container),
         "groups": [_dump_episodes(group) for group in groups],
         "removed": storage._removed.to_dict(),
+        "outcomes": storage._pipeline.outcomes,
     }
 
 
 def load_storage(storage: Storage, state: State) -> None:
     """Puts into an empty storage what `dump_storage` returned of another."""
+    storage._pipeline.outcomes = state.get("outcomes", False)  # format 1 has none
     _load_container(storage.container, state["container"])
     for one in state["groups"]:
         group = _load_episodes(storage, one)

@@ -25,6 +25,7 @@ from rlightning.buffer.durable.state import (
     load_sampler,
     load_storage,
 )
+from rlightning.buffer.lending import RolloutLending
 from rlightning.buffer.taken import Taken
 from rlightning.errors import ConfigError
 from rlightning.types import EnvMeta
@@ -94,9 +95,9 @@ class TableJournal:
             learner=taken.learner,
         )
 
-    def used(self, rank: int, batch_id: int, *, returned: bool) -> None:
+    def used(self, rank: int, world_size: int, batch_id: int, *, returned: bool) -> None:
         """It was used, perhaps after it was given back."""
-        self._append(Kind.USED, rank=rank, batch=batch_id, returned=returned)
+        self._append(Kind.USED, rank=rank, world_size=world_size, batch=batch_id, returned=returned)
 
     def given_back(self, taken: Taken) -> None:
         """It was given back."""
@@ -137,7 +138,10 @@ def _apply_lending(table: BufferTable, kind: int, fields: Mapping[str, Any]) -> 
         if lent is None:
             raise ValueError("there is no such batch")
     elif kind == Kind.USED and fields["returned"]:
-        table.release_returned(fields["rank"], fields["batch"], None)  # it was checked then
+        shares = table.lending.shares if isinstance(table.lending, RolloutLending) else None
+        # Format 1 does not say it: whoever shared then could ack.
+        world_size = fields.get("world_size", 1 if shares is None else shares.world_size)
+        table.release_returned(fields["rank"], world_size, fields["batch"], None)
     else:
         taken = table.lending.lent[fields["rank"], fields["batch"]]
         (table.release if kind == Kind.USED else table.give_back)(taken)

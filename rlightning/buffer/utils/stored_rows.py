@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -83,6 +83,11 @@ class StoredRows:
 
     def __len__(self) -> int:
         return len(self.episode_registry) if self.unit == "episode" else self.size
+
+    @property
+    def names(self) -> Set[str]:
+        """Names of its columns; none before the first push."""
+        return self._layouts.keys()
 
     @property
     def pushed_units(self) -> int:

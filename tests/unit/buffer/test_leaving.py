@@ -150,9 +150,9 @@ def test_an_ack_of_what_was_given_back_still_counts(tmp_path: Path) -> None:
     scene.copy(tmp_path)
     sizes = []
     for table in scene.tables:
-        assert not table.release_returned(0, number, "another")
-        assert table.release_returned(0, number, "learner")
-        assert not table.release_returned(0, number, "learner")
+        assert not table.release_returned(0, 1, number, "another")
+        assert table.release_returned(0, 1, number, "learner")
+        assert not table.release_returned(0, 1, number, "learner")
         sizes.append(table.buffer.size())
     before = sizes[0]
     scene.take()
@@ -171,12 +171,12 @@ def test_an_ack_of_a_share_that_was_given_back_counts_for_who_had_it(tmp_path: P
     scene.end(0, "give_back")
     scene.copy(tmp_path)
     for table in scene.tables:
-        assert not table.release_returned(0, number, "learner-1")
-        assert not table.release_returned(1, number, "learner-1")  # it has it
+        assert not table.release_returned(0, 2, number, "learner-1")
+        assert not table.release_returned(1, 2, number, "learner-1")  # it has it
         with pytest.raises(InvalidRequestError, match="rank 2: .* world_size of 2"):
-            table.release_returned(2, number, "learner-2")
-        assert not table.release_returned(2, number + 9, "learner-2")  # long gone
-        assert table.release_returned(0, number, "learner-0")
+            table.release_returned(2, 2, number, "learner-2")
+        assert not table.release_returned(2, 2, number + 9, "learner-2")  # long gone
+        assert table.release_returned(0, 2, number, "learner-0")
         assert table.take(rank=0, world_size=2) is None  # it has used its share
     scene.end(0, "release")
     for table in scene.tables:
@@ -200,12 +200,70 @@ def test_what_another_number_of_learners_had_is_none_of_the_shares_of_now() -> N
         table.give_back(taken)
     assert table.buffer.rollouts.oldest == 0  # type: ignore[attr-defined]
     with pytest.raises(InvalidRequestError, match="rank 3: .* world_size of 2"):
-        table.release_returned(3, 1, "another")
-    assert not table.release_returned(3, 1, "before")
+        table.release_returned(3, 4, 1, "another")
+    assert not table.release_returned(3, 4, 1, "before")
     for taken in now:
         assert taken is not None
         table.release(taken)
     assert table.buffer.rollouts.oldest == 1  # type: ignore[attr-defined]
+
+
+def with_rollouts() -> tuple[Scene, BufferTable]:
+    scene = Scene(ROLLOUTS)
+    for _ in range(8):
+        scene.insert(0)
+        scene.insert(1)
+    return scene, scene.tables[0]
+
+
+def take(table: BufferTable, learner: str, rank: int = 0, world_size: int = 1) -> Taken:
+    taken = table.take(rank=rank, world_size=world_size, learner=learner)
+    assert taken is not None
+    return taken
+
+
+def test_a_share_that_another_has_now_is_not_released_by_who_had_it(tmp_path: Path) -> None:
+    scene, table = with_rollouts()
+    before, other = (take(table, name, rank, 2) for rank, name in enumerate("AB"))
+    table.release(other)
+    table.give_back(before)
+    now = take(table, "C", 0, 2)
+    assert not table.release_returned(0, 2, before.batch_id, "A")
+    assert table.buffer.rollouts.oldest == 0  # type: ignore[attr-defined]
+    load_table(BufferTable("default", scene.config), through_disk(dump_table(table), tmp_path))
+    table.give_back(now)
+    assert table.release_returned(0, 2, before.batch_id, "A")
+    assert table.buffer.rollouts.oldest == 1  # type: ignore[attr-defined]
+
+
+def test_an_ack_of_a_share_is_none_of_the_whole(tmp_path: Path) -> None:
+    """Two learners, then one, then two again."""
+    scene, table = with_rollouts()
+    for before in [take(table, name, rank, 2) for rank, name in enumerate("AB")]:
+        table.give_back(before)
+    whole = take(table, "D")
+    table.give_back(whole)
+    other = BufferTable("default", scene.config)
+    load_table(other, through_disk(dump_table(table), tmp_path))
+    for one in (table, other):
+        assert not one.release_returned(0, 2, whole.batch_id, "A")
+        assert one.lending is not None
+        assert one.lending.had(0, 2, whole.batch_id, "A")
+        assert not one.lending.had(0, 1, whole.batch_id, "A")
+        assert take(one, "B", 1, 2).batch_id == whole.batch_id  # its half is still there
+
+
+def test_an_ack_of_the_whole_is_none_of_a_share() -> None:
+    """One learner, then two, then one again."""
+    _, table = with_rollouts()
+    whole = take(table, "A")
+    table.give_back(whole)
+    share = take(table, "C", 0, 2)
+    table.give_back(share)
+    assert not table.release_returned(0, 1, whole.batch_id, "A")
+    assert table.lending is not None
+    assert table.lending.had(0, 1, whole.batch_id, "A")  # so that it is released at the next try
+    assert take(table, "C", 0, 2).batch_id == whole.batch_id
 
 
 def test_rows_of_a_queue_that_were_cleared_are_not_lent_again(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 import asyncio
 from collections import deque
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 
 from rlightning.buffer.parts import pieces_of
 from rlightning.buffer.remote_buffer import SampleClient
 from rlightning.services.buffer_server.chunks import sample_responses
 from rlightning.services.buffer_server.samples import SampleHandler
+from rlightning.testing import assert_eventually
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Batch, Reader
 
@@ -34,43 +37,94 @@ async def test_a_batch_that_is_acked_while_another_is_sent_again_is_not_sent() -
     assert sent == [1]
 
 
-async def test_a_batch_that_was_acked_before_it_came_again_is_not_handed_out_twice() -> None:
-    sent = []
+class Learner:
+    """A client whose server is the test."""
 
-    async def settled():
+    def __init__(self, **options: Any) -> None:
+        self.client = SampleClient("127.0.0.1:1", **options)
+        self.sent: list[pb.SampleRequest] = []
+        self.session = SimpleNamespace(
+            settled=self._settled,
+            send=self._send,
+            send_now=self._send,
+            new_request=pb.SampleRequest,
+            connected=True,
+            resumed=True,
+        )
+        self.client._session = self.session
+
+    async def _settled(self) -> None:
         pass
 
-    async def send(data):
-        sent.append(pb.SampleRequest.FromString(data))
+    async def _send(self, data: bytes) -> None:
+        self.sent.append(pb.SampleRequest.FromString(data))
 
-    session = SimpleNamespace(
-        settled=settled, send=send, new_request=pb.SampleRequest, connected=True
-    )
-    client = SampleClient("127.0.0.1:1", prefetch=1)
-    client._session = session
+    @property
+    def acks(self) -> list[int]:
+        return [one.ack.batch_id for one in self.sent if one.HasField("ack")]
 
-    def deliver(batch_id: int) -> list[bytes]:
-        columns = {"reward": np.full(2**19, batch_id, np.float32)}  # more than a chunk
-        pieces = pieces_of(Batch(batch_id, columns, {}))
-        return list(sample_responses(batch_id, pieces, stays=False))
+    @property
+    def credits(self) -> list[tuple[int, int]]:
+        asked = (one.credit for one in self.sent if one.HasField("credit"))
+        return [(one.batches, one.batch_size) for one in asked]
 
-    def arrive(chunks: list[bytes]) -> None:
+    async def resume(self) -> None:
+        await self.client._on_welcome(Reader(pb.SampleResponse, b""))
+        self.sent.clear()
+
+    def arrive(self, chunks: list[bytes]) -> None:
         for chunk in chunks:
-            client._on_message(Reader(pb.SampleResponse, chunk))
+            self.client._on_message(Reader(pb.SampleResponse, chunk))
 
-    arrive(deliver(1))
-    assert (await client.next_batch(5)).batch_id == 1
+    async def close(self) -> None:
+        self.client._session = None
+        await self.client.close()
+
+
+def deliver(batch_id: int) -> list[bytes]:
+    columns = {"reward": np.full(2**19, batch_id, np.float32)}  # more than a chunk
+    pieces = pieces_of(Batch(batch_id, columns, {}))
+    chunks = list(sample_responses(batch_id, pieces, stays=False))
+    assert len(chunks) > 1
+    return chunks
+
+
+@pytest.mark.parametrize("came", [0, 1])
+async def test_a_batch_that_was_acked_before_it_came_again_is_not_handed_out_twice(
+    came: int,
+) -> None:
+    learner = Learner(prefetch=1)
+    learner.arrive(deliver(1))
+    assert (await learner.client.next_batch(5)).batch_id == 1
+    await learner.resume()  # the server does not know what came before the cut
     again = deliver(1)
-    assert len(again) > 1
-    arrive(again[:1])  # the connection was cut, and the server does not know what came
-    await client.ack()
-    arrive(again[1:])
-    arrive(deliver(1))
-    arrive(deliver(2))
-    assert (await client.next_batch(5)).batch_id == 2
-    assert [one.ack.batch_id for one in sent if one.HasField("ack")] == [1]
-    client._session = None
-    await client.close()
+    learner.arrive(again[:came])
+    await learner.client.ack()
+    learner.arrive(again[came:])
+    learner.arrive(deliver(2))
+    assert (await learner.client.next_batch(5)).batch_id == 2
+    assert learner.acks == [1]
+    assert learner.credits == [(1, 0)]  # the one ahead
+    await learner.close()
+
+
+@pytest.mark.parametrize(("prefetch", "size"), [(1, 0), (0, 0), (0, 5)])
+async def test_a_batch_that_is_lent_anew_is_acked_again_and_another_one_asked_for(
+    prefetch: int, size: int
+) -> None:
+    learner = Learner(prefetch=prefetch)
+    learner.arrive(deliver(1))
+    await learner.client.next_batch(5)
+    await learner.client.ack()
+    await learner.resume()
+    asking = asyncio.create_task(learner.client.next_batch(20, batch_size=size))
+    await asyncio.sleep(0)
+    learner.sent.clear()
+    learner.arrive(deliver(1))  # for its credit
+    await assert_eventually(lambda: learner.acks == [1] and learner.credits == [(1, size)])
+    learner.arrive(deliver(2))
+    assert (await asking).batch_id == 2
+    await learner.close()
 
 
 async def test_a_batch_that_was_used_before_it_is_free_again_is_not_sent() -> None:

@@ -198,6 +198,25 @@ def test_texts_come_back(tmp_path: Path) -> None:
     assert_equal(buffer.get_all(), other.get_all())
 
 
+def test_another_env_tells_of_the_step_before_as_the_first_did(tmp_path: Path) -> None:
+    buffer = replay()
+    for env_id in ("one", "two"):
+        env = ScriptedEnv(2, ends, env_id)
+        env_ret = env.reset()
+        for _ in range(10):
+            env_ret._extra = {"last_time": 10 * np.asarray(env_ret.step)}
+            buffer.add_transition(env.env_id, env_ret, answer(env_ret))
+            env_ret = env.step()
+        folder = tmp_path / env_id
+        folder.mkdir()
+        buffer = copied(buffer, folder)
+    columns = buffer.get_all()
+    np.testing.assert_array_equal(columns["last_time"], columns["step"] * 10)
+    over = columns["terminated"] | columns["truncated"]
+    after = np.where(over, 0, columns["step"] + 1)  # the next episode has begun
+    np.testing.assert_array_equal(columns["time"], after * 10)
+
+
 def test_an_empty_buffer_comes_back_empty(tmp_path: Path) -> None:
     other = copied(replay(), tmp_path)
     assert other.size() == 0

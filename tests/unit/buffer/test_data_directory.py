@@ -1,0 +1,44 @@
+"""The file that names the format of a data directory."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlightning.buffer.durable import directory
+from rlightning.buffer.durable.directory import FORMAT, DataDirectory
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["new", "older"])
+def test_the_format_is_on_the_disk_before_it_has_its_name(
+    older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    title = tmp_path / "FORMAT"
+    if older:
+        title.write_text("rlightning buffer, format 1\n")
+    done: list[tuple[str, str, str]] = []
+
+    def watch(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def noted(what: Any, *others: Any) -> Any:
+            path = Path(os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else what)
+            done.append((name, path.name, path.read_text() if path.is_file() else ""))
+            return real(what, *others)
+
+        monkeypatch.setattr(module, name, noted)
+
+    watch(directory, "sync")
+    watch(directory, "sync_folder")
+    watch(directory.os, "replace")
+    opened = DataDirectory(tmp_path)
+    opened.upgrade()
+    opened.upgrade()
+    opened.close()
+    text = f"rlightning buffer, format {FORMAT}\n"
+    named = done.index(("replace", "FORMAT.tmp", text))
+    assert done[named - 1] == ("sync", "FORMAT.tmp", text)
+    assert done[named + 1] == ("sync_folder", tmp_path.name, "")
+    assert [step for step, *_ in done].count("replace") == 1
+    assert title.read_text() == text
