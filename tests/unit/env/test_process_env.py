@@ -58,6 +58,20 @@ class Late(BaseEnv):
         self.mode = 0.0
 
 
+class Vectorising(Late):
+    """Heeds `vectorization_mode` by itself."""
+
+    vectorises = True
+
+
+def test_what_vectorises_by_itself_is_made_here_in_every_mode() -> None:
+    for mode in ("async", "independent", "vector_entry_point"):
+        section = config(backend=f"{__name__}:Vectorising", num_envs=2, vectorization_mode=mode)
+        env = make_base_env(section)
+        assert type(env) is Vectorising
+        assert env.config.vectorization_mode == mode
+
+
 def test_a_new_process_is_brought_as_far_as_the_one_before(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     section = config(str(missing), backend=f"{__name__}:Late", vectorization_mode="async")
