@@ -55,7 +55,11 @@ def test_a_task_that_is_set_is_the_task(setting: str, task: str | None) -> None:
         ("CartPole-v1", {"settings": ["env.task=x"]}, "--set env.task: 'CartPole-v1' says what is"),
         ("gymnasium", {"task": "x", "settings": ["env.task=y"]}, "env.task=y: --task says 'x'"),
         ("gymnasium", {"settings": ["env.task=3"]}, "--set env.task=3: expected a string, got 3"),
-        ("piper", {"settings": ["env.task=null"]}, "--set env.task=null: expected a string, got None"),
+        (
+            "piper",
+            {"settings": ["env.task=null"]},
+            "--set env.task=null: expected a string, got None",
+        ),
         ("env_server", {"task": "x"}, "'env_server' is no env that could be attached"),
         ("gymnasum", {}, r"no env 'gymnasum'.*\(or the backend 'gymnasium'\?\)"),
         ("gymnasium", {"task": "CartPole-v9"}, "env.task 'CartPole-v9'"),
