@@ -79,7 +79,8 @@ class Side:
         self._others = policy, BufferClient(services.buffer.address)
         for client in (self._client, *self._others):
             self._stack.push_async_callback(client.close)
-        await self.step_us(1.0)
+        while not await self._stepped():
+            await self._run(1.0)
 
     async def _serve(self, service: PolicyService | BufferService | EnvService) -> str:
         server = await serve(service)
@@ -100,20 +101,22 @@ class Side:
         """CPU per step of a group in all three services, in microseconds."""
         stepped = await self._stepped()
         begun_ns = time.process_time_ns()
+        await self._run(seconds)
+        taken_ns = time.process_time_ns() - begun_ns
+        return taken_ns / (await self._stepped() - stepped) / 1e3
+
+    async def _run(self, seconds: float) -> None:
+        """Lets the group step for so long."""
         await self._client.control("start")
         await asyncio.sleep(seconds)
         await self._client.control("pause")  # answered when the steps in flight are over
-        taken_ns = time.process_time_ns() - begun_ns
-        return taken_ns / (await self._stepped() - stepped) / 1e3
 
     async def asked_ms(self) -> float:
         """CPU in milliseconds, in each second, for who looks: a Describe a second, and its share of a scrape.
 
         What asking itself takes is part of it, and so is sorting in what a second of steps has left behind.
         """
-        await self._client.control("start")
-        await asyncio.sleep(1.0)
-        await self._client.control("pause")
+        await self._run(1.0)
         begun_ns = time.process_time_ns()
         await self._stepped()
         for client in self._others:

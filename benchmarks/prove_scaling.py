@@ -15,6 +15,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
+from benchmarks import capacity_learner
 from benchmarks.capacity import (
     ROLES,
     US,
@@ -28,6 +29,15 @@ from benchmarks.capacity import (
     most_hosts,
     needs,
     rate_at,
+)
+from benchmarks.capacity_networks import (
+    MIB,
+    Gpu,
+    acting,
+    acting_mib,
+    layers,
+    learning,
+    learning_mib,
 )
 from benchmarks.capacity_site import GROUPS, WEIGHTS, Cluster, Site, network_bytes
 from benchmarks.harness import machine
@@ -61,6 +71,19 @@ CHECK = [
     Site(12_288, 2, servers=4, workers=4, seconds=0.1, batch=64, pause_s=0.05),
 ]
 FEW, MANY = Site(16, 1, workers=1, seconds=0.5), Site(16, 1, workers=32, seconds=0.5)
+SIMULATORS, CAMERAS = 50 * 64, 15 * 4  # env steps a second of a host
+MLP = layers((64,), hidden=(256, 256), outputs=9)
+CNN = layers(
+    (4, 84, 84), convolutions=[(32, 8, 4), (64, 4, 2), (64, 3, 1)], hidden=(512,), outputs=7
+)
+# Policies that compute what the ones of configs/ do, for what the hosts below see: observations of 64 numbers, and pictures.
+NETWORKS = [
+    ("64 numbers, two hidden layers of 256", MLP, 256, SIMULATORS),
+    ("84x84x4, three convolutions and 512", CNN, 28_224, CAMERAS),
+]
+# NVIDIA's data sheet of the H200 SXM.
+GPU = Gpu("H200", flops=67e12)
+ROWS = 1_024  # policy.max_batch_rows, and a minibatch
 HOSTS = [
     Host("simulators, 4 groups of 16 envs, 256 B, 50 Hz", groups=4, rows=16, hz=50, nbytes=256),
     Host("the same in 1 group of 64 envs", groups=1, rows=64, hz=50, nbytes=256),
@@ -69,14 +92,20 @@ HOSTS = [
 
 
 def main() -> int:
-    """Measures what was asked for (`fit`, `check`, `report`; all), which is kept in build/, and prints the tables."""
-    parts = sys.argv[1:] or ["fit", "check", "report"]
+    """Measures what was asked for (`fit`, `check`, `learner`, `report`; all), which is kept in build/, and prints the tables."""
+    parts = sys.argv[1:] or ["fit", "check", "learner", "report"]
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if "fit" in parts:
         kept["fit"] = [asdict(run) for run in _measure_all(FIT)]
         kept["extras"] = _measure_extras()
     if "check" in parts:
         kept["check"] = [asdict(run) for run in _measure_all(CHECK)]
+    if "learner" in parts:
+        kept["learner"] = {
+            "fit": capacity_learner.measure(capacity_learner.FIT),
+            "check": capacity_learner.measure(capacity_learner.CHECK),
+        }
+        _print_learner(**kept["learner"])
     KEPT.parent.mkdir(exist_ok=True)
     KEPT.write_text(json.dumps(kept))
     if "report" in parts:
@@ -86,7 +115,10 @@ def main() -> int:
         _print_costs(costs)
         _print_extras(kept["extras"])
         _print_check(_read(kept["check"]), costs)
+        if "learner" not in parts:
+            _print_learner(**kept["learner"])
         _print_predictions(costs)
+        _print_gpu()
     return 0
 
 
@@ -224,6 +256,44 @@ def _print_predictions(costs: Costs) -> None:
                     "| " + " | ".join(cells) + f" | {need.role} | {need.cores:.2f} | "
                     f"{need.processes} | {need.because} |"
                 )
+
+
+def _print_learner(fit: Sequence[float], check: Sequence[float]) -> None:
+    memory = capacity_learner.fit(fit)
+    print("\n### Memory of a learner on the CPU\n\n| | |\n|---|---|")
+    print(f"| with small networks and batches | {memory.base_mib:.0f} MiB |")
+    print(
+        f"| and for each MiB of weights, target networks not counted | {memory.weights:.1f} MiB |"
+    )
+    print(f"| and for each MiB of observations in a batch | {memory.batch:.1f} MiB |")
+    print(f"| and for each MiB that layers put out for a batch | {memory.outputs:.1f} MiB |")
+    print("\n| weights | observations | outputs of layers | fitted or predicted, MiB | measured |")
+    print("|---|---|---|---|---|")
+    runs = [*zip(capacity_learner.FIT, fit, strict=True)]
+    runs += zip(capacity_learner.CHECK, check, strict=True)
+    for number, (training, found) in enumerate(runs):
+        size, said = training.size, memory.mib(training.size)
+        kind = "fitted" if number < len(fit) else f"{said:.0f} ({100 * (said / found - 1):+.0f} %)"
+        cells = (f"{one / MIB:.1f}" for one in (size.weights, size.batch, size.outputs))
+        print("| " + " | ".join((*cells, kind, f"{found:.0f}")) + " |")
+
+
+def _print_gpu() -> None:
+    print(
+        f"\n### Computed, not measured: part of one {GPU.name}, at {GPU.reached:.0%} of its float32\n"
+    )
+    print("| policy | hosts | acting | learning | policy server, MiB | learner, MiB |")
+    print("|---|---|---|---|---|---|")
+    for name, network, nbytes, steps in NETWORKS:
+        memory = (
+            f"{acting_mib(network, ROWS, nbytes):,.0f}",
+            f"{learning_mib(network, ROWS, nbytes):,.0f}",
+        )
+        for number, hosts in enumerate((10, 100, 1000)):
+            rate = hosts * steps
+            parts = (f"{acting(network, rate, GPU):.2%}", f"{learning(network, rate, GPU):.2%}")
+            first, last = (name, memory) if not number else ("", ("", ""))
+            print("| " + " | ".join((first, f"{hosts:,}", *parts, *last)) + " |")
 
 
 if __name__ == "__main__":

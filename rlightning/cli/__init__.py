@@ -16,7 +16,9 @@ def main() -> NoReturn:
     """Runs the command line of this process; exits the process."""
     try:
         from rlightning.cli.app import app
+        from rlightning.utils.config.environment import keep_grpc_to_errors
 
+        keep_grpc_to_errors()
         app(prog_name="rlightning")
         code: object = 0
     except SystemExit as end:

@@ -75,9 +75,11 @@ class LocalLauncher:
         """Starts the services and returns when each is SERVING, or waits for its first weights.
 
         Raises:
+            ConfigError: One would be dialled in plaintext at a listener with TLS.
             ClusterError: One died, or was not SERVING within `services.start_timeout_s`; those that
                 were started are stopped again.
         """
+        self._check_auth()
         deadline = time.monotonic() + self.config.services.start_timeout_s
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._kill_all)
@@ -221,6 +223,16 @@ class LocalLauncher:
             if len(names) == len(self._shards):  # each has a checkpoint of its own
                 own["buffer"]["restore"] = names[list(self._shards).index(section)]
         return Config.from_dict(own)
+
+    def _check_auth(self) -> None:
+        for section in self.sections:
+            service, role = self._service(section), role_of(section)
+            dials_tls = service.auth is not None and service.auth.with_tls
+            if service.address is None and service.listen[0].tls is not None and not dials_tls:
+                raise ConfigError(
+                    f"services.{role}.auth: expected ca_file, or tls: true, since the first of "
+                    f"services.{role}.listen has TLS, and the others dial that one"
+                )
 
     def _tell_of_absent(self) -> None:
         """Says which services are waited for that others have to start."""

@@ -11,11 +11,11 @@ class Axis:
     The peers need not know each other: this process knows the clock of each against its own, and
     from the axis to a peer the way is that to this process, turned round, and on to the peer. Both
     uncertainties count, and what clocks may have drifted since. Of what was known of a clock the
-    best is kept, so that moments do not jump to and fro with each exchange.
+    best is kept, so that moments do not jump to and fro with each exchange, until that clock leaps.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Offset, int]] = {}
+        self._known: dict[str, tuple[Offset, int, int]] = {}
 
     def learn(self, clock: ClockOffset, now_ns: int) -> None:
         """Takes what is known of a peer's clock; the first peer's is the axis.
@@ -28,8 +28,9 @@ class Axis:
         if newest is None:
             return
         known = self._aged(clock.clock_id, now_ns)
-        if known is None or newest.uncertainty_ns <= known.uncertainty_ns:
-            self._known[clock.clock_id] = newest, now_ns
+        leapt = known is not None and self._known[clock.clock_id][2] != clock.epoch
+        if known is None or leapt or newest.uncertainty_ns <= known.uncertainty_ns:
+            self._known[clock.clock_id] = newest, now_ns, clock.epoch
 
     def offset(self, clock_id: str, now_ns: int) -> Offset | None:
         """Returns a peer's clock minus the axis; None if nothing was ever known of it.
@@ -52,6 +53,6 @@ class Axis:
         known = self._known.get(clock_id)
         if known is None:
             return None
-        offset, learned_ns = known
+        offset, learned_ns, _ = known
         drifted_ns = round(DRIFT_LIMIT * (now_ns - learned_ns))
         return Offset(offset.offset_ns, offset.uncertainty_ns + drifted_ns)

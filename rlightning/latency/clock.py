@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from rlightning.latency.ways import OneWay, one_message_s
 
@@ -105,10 +105,11 @@ class Offset(NamedTuple):
 
     @classmethod
     def of_summary(cls, summary: Mapping[str, Any]) -> Offset | None:
-        """Returns what `ClockOffset.summary` tells; None where it was not known."""
-        if "offset_s" not in summary:
+        """Returns what `ClockOffset.summary` tells; None where it knew nothing, or no number."""
+        offset_s, uncertainty_s = (summary.get(key) for key in ("offset_s", "uncertainty_s"))
+        if not (_is_finite(offset_s) and _is_finite(uncertainty_s)):
             return None
-        return cls(round(summary["offset_s"] * 1e9), math.ceil(summary["uncertainty_s"] * 1e9))
+        return cls(round(offset_s * 1e9), math.ceil(uncertainty_s * 1e9))
 
     def then(self, other: Offset) -> Offset:
         """Returns the offset of a third clock: `other` is that clock minus the far one of this."""
@@ -117,6 +118,10 @@ class Offset(NamedTuple):
     def inverse(self) -> Offset:
         """Returns the near clock minus the far one."""
         return Offset(-self.offset_ns, self.uncertainty_ns)
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 class ClockOffset:

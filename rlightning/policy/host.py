@@ -434,8 +434,12 @@ class PolicyHost:
             with suppress(RLightningError):  # as the warm-up has told
                 await rehearse(kind(_WARM_UP_ID, observation, *flags))
         finally:
-            self.batcher.stats = stats
+            # Runs behind what was rehearsed, also when whoever opened the group has gone meanwhile.
+            await asyncio.shield(self._end_rehearsal(stats))
+
+    async def _end_rehearsal(self, stats: BatcherStats) -> None:
         await self.batcher.run(lambda: self._reseed(self._weights))
+        self.batcher.stats = stats
 
 
 class _Runner:

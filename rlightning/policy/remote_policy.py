@@ -54,6 +54,8 @@ from rlightning.wire import (
 )
 
 _CALL_TIMEOUT_S = 30.0
+# How long the first heartbeat of a session may take before it is not waited for any more.
+_EXCHANGE_S = 1.0
 # How long one call waits for newer weights; then it is made anew.
 _WATCH_S = 30.0
 
@@ -207,6 +209,7 @@ class PolicyClient:
             shared_bytes=shared_bytes(self._spec, self._channel.rpc),
         )
         await self._session.start(timeout_s)
+        await self._session.exchange(_EXCHANGE_S)
 
     async def close(self) -> None:
         """Ends the session and closes the connection."""

@@ -14,7 +14,3 @@
 | `loop` | an event loop for callers that have none |
 | `options` | channel and server options |
 """
-
-from rlightning.utils.config.environment import keep_grpc_to_errors
-
-keep_grpc_to_errors()

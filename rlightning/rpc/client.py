@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -35,6 +36,7 @@ from rlightning.rpc.protocol import (
     welcome_of,
 )
 from rlightning.types import EnvMeta
+from rlightning.utils.waiting import wait_within
 from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Welcome
 from rlightning.v1.session_pb2 import SharedMemory as Offer
 from rlightning.wire import Limits, Reader, Writer, fill_env_meta
@@ -258,6 +260,19 @@ class SessionClient(Generic[RequestT, ResponseT]):
         if stream is not None and not stream.writing:
             await stream.write(self._heartbeat(self.activity.state))
 
+    async def exchange(self, timeout_s: float) -> None:
+        """Sends a heartbeat and waits for its answer: what comes next finds the stream warm.
+
+        Args:
+            timeout_s: How long to wait at the most, in seconds; the lease is for who stays silent.
+        """
+        stream = self._stream
+        if stream is not None:
+            stream.beaten.clear()
+            await stream.write(self._heartbeat(self.activity.state))
+            with suppress(asyncio.TimeoutError):
+                await wait_within(stream.beaten.wait(), timeout_s)
+
     async def renew(self, error: RemoteError) -> None:
         """Gives the stream up with an error, and its connection; the next has another one."""
         stream = self._stream
@@ -340,6 +355,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
                 memory = None  # a traceback may keep this frame
             stream.close()
             stream.ready.set()  # who waits in `send` learns there that the stream is over
+            stream.beaten.set()
 
     def _turn_to(self, channel: Channel) -> None:
         """Lets the next stream go to a server, which knows nothing of a session at another one."""
@@ -463,6 +479,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
             self._measure(stream, message)
             body = message.WhichOneof("body")
             if body == "heartbeat":
+                stream.beaten.set()
                 continue
             if body == "drain":
                 self.draining = True

@@ -30,6 +30,7 @@ class ClientStream:
         same_clock: Whether the server's machine is this one.
         heard_ns: When the server was last heard, by the monotonic clock.
         ready: Set once the welcome has been dealt with, or the stream is over.
+        beaten: Set by an answer to a heartbeat, and when the stream is over.
         half_closed: This side has ended it in order.
         lost: Why it was given up; None if it was not.
     """
@@ -42,6 +43,7 @@ class ClientStream:
         self.same_clock = False
         self.heard_ns = time.monotonic_ns()
         self.ready = asyncio.Event()
+        self.beaten = asyncio.Event()
         self.half_closed = False
         self.lost: RemoteError | None = None
         self._lock = asyncio.Lock()

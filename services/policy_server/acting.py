@@ -229,7 +229,7 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
     async def _rehearse(self, host: PolicyHost, zeros: EnvRet) -> None:
         """Answers requests of zeros, from bytes to bytes, in a session that nobody has."""
         session = Session("rehearsal", self, "Act", self._rpc)
-        session.state = group = _Group(host)
+        session.state = group = _Group(host, awaited=True)  # by nobody
         end = time.monotonic() + _REHEARSE_S
         for seq in range(1, _REHEARSALS + 1):
             request = pb.ActRequest()

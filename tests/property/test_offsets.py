@@ -111,3 +111,37 @@ def test_nothing_is_on_the_axis_of_which_nothing_was_known():
     axis.learn(never, START_NS)
     assert axis.offset("never", START_NS) is None
     assert axis.offset("another", START_NS) is None
+
+
+def test_a_clock_that_leaps_is_believed_at_once():
+    learner, first, second = (Peer(0, 0, 1e-4, seed) for seed in range(3))
+    axis, now = Axis(), START_NS
+    here = known(learner, first, now, 0.001, 0.001, 5)
+    there = known(learner, second, now, 0.001, 0.001, 5)
+    axis.learn(here, now)
+    axis.learn(there, now)
+    second.offset_ns += SECOND
+    now += SECOND
+    for number in range(5):
+        exchange = exchanged(learner, second, now + number * SECOND // 4, 0.02, 0.02)
+        there.update(*exchange[:4])
+    now += 2 * SECOND
+    axis.learn(there, now)
+    found = axis.offset(there.clock_id, now)
+    assert found is not None
+    assert is_within(found, true_offset(first, second, now))
+
+
+def test_a_summary_of_no_numbers_is_unknown():
+    assert Offset.of_summary({"offset_s": 1.5, "uncertainty_s": 0.25}) == Offset(
+        1_500_000_000, 250_000_000
+    )
+    for offset_s, uncertainty_s in [
+        (float("nan"), 1.0),
+        (1.0, float("inf")),
+        (None, 1.0),
+        (1.0, ""),
+    ]:
+        summary = {"offset_s": offset_s, "uncertainty_s": uncertainty_s}
+        assert Offset.of_summary(summary) is None
+    assert Offset.of_summary({}) is None

@@ -1,5 +1,8 @@
 """The capacity model of docs/scaling.md: it finds what is true of simulated runs, and who is full first."""
 
+from dataclasses import astuple, replace
+
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -15,6 +18,21 @@ from benchmarks.capacity import (
     needs,
     rate_at,
 )
+from benchmarks.capacity_networks import (
+    MIB,
+    Gpu,
+    LearnerMemory,
+    Network,
+    TrainingSize,
+    acting,
+    acting_mib,
+    layers,
+    learning,
+    learning_mib,
+)
+from rlightning.policy import build_policy
+from rlightning.types import EnvMeta
+from rlightning.utils.config import Config, PolicyConfig
 
 TRUE = {
     "env": {"steps": 150e-6, "rows": 1e-6, "bytes": 1e-9, "threaded": 80e-6},
@@ -75,3 +93,41 @@ def test_a_machine_that_all_share_does_as_much_as_its_cores_allow():
     shape = Work(steps=1, rows=64, bytes=64 * 16)
     rate = rate_at(2.0, shape, TRUE)
     assert sum(cores_of(shape * rate, TRUE).values()) == pytest.approx(2.0)
+
+
+def test_a_network_is_counted_as_torch_builds_it():
+    convolutions = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
+    model = {"convolutions": convolutions, "features": 512, "hidden": [64], "activation": "relu"}
+    pictures = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    policy = build_policy(PolicyConfig(device="cpu", model_cfg=Config(**model)), "eval")
+    policy.init_eval(env_meta=EnvMeta("env", gym.spaces.Discrete(6), pictures, 1))
+    features = layers(pictures.shape, convolutions=convolutions, outputs=512)
+    both = (layers((512,), hidden=(64,), outputs=outputs) for outputs in (6, 1))
+    counted = sum(both, features)
+    built = [
+        n for one in ("features", "actor", "critic") for n in getattr(policy, one).parameters()
+    ]
+    assert counted.parameters == sum(one.numel() for one in built)
+
+
+def test_a_network_of_one_layer_by_hand():
+    network = layers((3,), outputs=2)
+    assert network == Network(parameters=8, macs=6, outputs=2)
+    picture = layers((1, 5, 5), convolutions=[(2, 3, 2)], outputs=1)
+    # Two kernels of nine at four places; then eight numbers and a constant.
+    assert picture == Network(parameters=2 * 10 + 9, macs=4 * 18 + 8, outputs=8 + 1)
+    gpu = Gpu("", flops=1e3, reached=0.5)
+    assert acting(network, 10, gpu) == pytest.approx(2 * 6 * 10 / 500)
+    assert learning(network, 10, gpu) == pytest.approx(3 * acting(network, 10, gpu))
+    assert acting_mib(network, 4, 3) * MIB == pytest.approx(2 * 4 * 8 + 4 * (15 + 8))
+    assert learning_mib(network, 4, 3) * MIB == pytest.approx(16 * 8 + 4 * (15 + 16))
+
+
+def test_the_memory_of_a_learner_is_found():
+    true = LearnerMemory(base_mib=380.0, weights=7.0, batch=5.0, outputs=3.0)
+    small = TrainingSize(weights=1e4, batch=1e3, outputs=1e3)
+    large = (replace(small, **{name: 64e6}) for name in ("weights", "batch", "outputs"))
+    sizes = [small, *large]
+    found = LearnerMemory.fit(sizes, [true.mib(size) for size in sizes])
+    assert astuple(found) == pytest.approx(astuple(true))
+    assert found.mib(TrainingSize(MIB, 2 * MIB, 3 * MIB)) == pytest.approx(406.0)

@@ -17,7 +17,7 @@ from rlightning.cluster.guard import (
 )
 from rlightning.cluster.init import write_project
 from rlightning.cluster.interrupt import interruptible
-from rlightning.cluster.launcher import last_words, written_reason
+from rlightning.cluster.launcher import LocalLauncher, last_words, written_reason
 from rlightning.cluster.prepare import (
     check_batch_size,
     check_learner,
@@ -32,7 +32,11 @@ from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
 from rlightning.errors import ClusterError, ConfigError
 from rlightning.utils.config import MainConfig
-from rlightning.utils.config.environment import child_environment
+from rlightning.utils.config.environment import (
+    child_environment,
+    keep_grpc_to_errors,
+    process_environment,
+)
 
 ENV = {"name": "e", "backend": "gymnasium", "task": "CartPole-v1"}
 INDEPENDENT = {**ENV, "vectorization_mode": "independent"}
@@ -339,9 +343,20 @@ def test_children_read_no_overrides(monkeypatch):
     assert (environment["KEPT"], environment["EXTRA"]) == ("yes", "too")
 
 
+def test_what_grpc_prints_here_is_not_for_children(monkeypatch):
+    monkeypatch.setattr("rlightning.utils.config.environment._OWN", set())
+    monkeypatch.setenv("GRPC_VERBOSITY", "INFO")
+    keep_grpc_to_errors()
+    assert child_environment({})["GRPC_VERBOSITY"] == "INFO"
+    monkeypatch.delenv("GRPC_VERBOSITY")
+    keep_grpc_to_errors()
+    assert process_environment()["GRPC_VERBOSITY"] == "ERROR"
+    assert "GRPC_VERBOSITY" not in child_environment({})
+
+
 def test_a_project_is_written_once(tmp_path):
     written = write_project(tmp_path / "new")
-    names = {"config.yaml", "my_env.py", "my_policy.py", "test_my_project.py"}
+    names = {"config.yaml", "my_env.py", "my_policy.py", "pytest.ini", "test_my_project.py"}
     assert {path.name for path in written} == names
     for name in names - {"my_env.py"}:
         (tmp_path / "new" / name).unlink()
@@ -360,3 +375,13 @@ def test_a_project_is_written_once(tmp_path):
 def test_scalars_without_a_folder_go_nowhere():
     with Scalars(None) as scalars:
         scalars.add({"a": 1.0}, 0)
+
+
+def test_a_listener_with_tls_wants_others_that_dial_with_tls(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tls = {"cert_file": "server.pem", "key_file": "server.key"}
+    listen = [{"address": "127.0.0.1:0", "tls": tls}]
+    config = MainConfig.from_dict({"services": {"buffer": {"listen": listen}}})
+    launcher = LocalLauncher(config, Run.create(config, command="x"), report=print)
+    with pytest.raises(ConfigError, match=r"services\.buffer\.auth: expected ca_file, or tls"):
+        launcher.start()

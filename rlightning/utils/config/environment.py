@@ -14,13 +14,20 @@ def process_environment() -> Mapping[str, str]:
     return os.environ  # noqa: TID251 - the one place that hands it out
 
 
+_OWN: set[str] = set()
+"""Variables that this process has set for itself."""
+
+
 def keep_grpc_to_errors() -> None:
-    """Lets gRPC's core print errors only, unless `GRPC_VERBOSITY` says otherwise.
+    """Lets gRPC's core print errors only in this process, unless `GRPC_VERBOSITY` says otherwise.
 
     It would print a line for every connection that a server ends for a reason, which is told as an
-    error of ours already. The core reads the variable when its first channel or server is made.
+    error of ours already. Services that this process starts say more: nothing else tells them of
+    TLS handshakes that fail. The core reads the variable when its first channel or server is made.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - as above
+    if "GRPC_VERBOSITY" not in process_environment():
+        _OWN.add("GRPC_VERBOSITY")
+        os.environ["GRPC_VERBOSITY"] = "ERROR"  # noqa: TID251 - as above
 
 
 class Launch(NamedTuple):
@@ -50,7 +57,9 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment for a child that reads an effective config.
 
     Variables that override config values are left out: the effective config has them already, and
-    they would undo what was decided since, such as the addresses that were bound.
+    they would undo what was decided since, such as the addresses that were bound. So are those that
+    this process has set for itself.
     """
     inherited = process_environment().items()
-    return {k: v for k, v in inherited if not k.startswith(ENVIRONMENT_PREFIX)} | dict(extra)
+    kept = {k: v for k, v in inherited if not k.startswith(ENVIRONMENT_PREFIX) and k not in _OWN}
+    return kept | dict(extra)

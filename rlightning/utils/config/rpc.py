@@ -143,3 +143,8 @@ class ClientAuthConfig(Config):
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("cert_file and key_file belong together")
         return self
+
+    @property
+    def with_tls(self) -> bool:
+        """Whether the client speaks TLS."""
+        return self.tls or self.ca_file is not None or self.cert_file is not None

@@ -84,7 +84,9 @@ class ServiceConfig(Config):
         address = self.address or self.listen[0].address
         host, _, port = address.rpartition(":")
         if port == "0":
-            raise ConfigError(f"no address to dial: '{address}' lets the system choose a port")
+            raise ConfigError(
+                f"no address to dial: '{address}' lets the system choose a port; set address"
+            )
         host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
         return f"{host}:{port}" if host else address
 

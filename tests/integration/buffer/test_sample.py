@@ -137,9 +137,9 @@ async def test_an_ack_is_good_in_another_session_of_its_client_and_for_what_is_r
             assert (await following.batch())[0] == 2
         rollouts = buffers.table.buffer.rollouts
         assert rollouts.oldest == 0
+        await assert_eventually(lambda: rollouts.ready == 2)  # the leases have ended
         async with raw_learner(buffers.address, client_id="last") as last:
             await last.hello()
-            await assert_eventually(lambda: rollouts.ready == 2)  # the leases have ended
             await last.ack(1)  # which it never had
             await last.credit(1)
             assert (await last.batch())[0] == 1

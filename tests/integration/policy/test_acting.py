@@ -82,6 +82,9 @@ async def test_the_first_request_of_a_server_finds_its_way_warm(
     async with policy_server(inline_below_us=1_000_000) as server:
         async with acting(server.address, 8) as client:
             assert server.stats.requests == 0
+            assert server.service._hosts.default.batcher.groups == 1  # nobody who is waited for
+            # The hello, and a heartbeat that was answered before the session counted as open.
+            assert server.service._registry.messages.received >= 2
             await client.act(env_ret(8))
             # Without a thread switch, since inferences of that size are known to be short.
             assert (server.stats.requests, server.stats.inline_batches) == (1, 1)
