@@ -21,6 +21,7 @@ from rlightning.errors import ConfigError
 from rlightning.rpc.protocol import valid_client_id
 from rlightning.utils.config import ClientAuthConfig, load_config
 from rlightning.utils.config.rpc import check_address
+from rlightning.utils.config.yaml_io import parse_yaml
 from rlightning.utils.registry import ENVS
 
 # Keys of the section `env` that say how an env is made; the others are the server's, or options.
@@ -60,7 +61,7 @@ def attach(
             `gymnasium.Env` or a `BaseEnv`, or a backend of this library, such as `maniskill`.
         server: Address of the env server.
         name: Who this is, unique among the clients of the server.
-        task: What the backend shall make.
+        task: What the backend shall make; or `env.task` of the settings.
         num_envs: Rows that are stepped together.
         settings: `env.KEY=VALUE` as in the section `env` of a config, the value in YAML.
         auth: Token and certificates.
@@ -83,7 +84,7 @@ def attach(
     add_import_paths([])
     made = make_attached(env, task=task, num_envs=num_envs, settings=settings)
     client = RemoteEnvClient(made, host.strip("[]"), int(port), name=name, auth=auth, **options)
-    what = env if task is None else f"{env} {task}"
+    what = env if made.config.task == env else f"{env} {made.config.task}"
     typer.echo(f"attaching {what} to {server} as {client.name}")
     with client, _shown(client):
         client.run()
@@ -94,23 +95,23 @@ def make_attached(
 ) -> BaseEnv:
     """Makes the env that a client brings; arguments and errors are those of `attach`."""
     backend = _backend(env)
+    set_task, option = _task_of(settings), "--task"
+    if task is None:
+        task, option = set_task, "--set env.task"
+    elif set_task not in (None, task):
+        raise ConfigError(f"--set env.task={set_task}: --task says {task!r}")
     if backend == "gymnasium":
         if task is None and env == backend:
             raise ConfigError(_needs_task(env))
         if task is not None and env != backend:
-            raise ConfigError(f"--task: {env!r} says what is made already; it is no backend")
+            raise ConfigError(f"{option}: {env!r} says what is made already; it is no backend")
         task = task or env
-    elif task is None and not any(one.startswith("env.task=") for one in settings):
+    elif task is None:
         task = env if ":" in env else _TASKS.get(backend)
         if task is None:
             raise ConfigError(_needs_task(env))
     given = {"name": "attached", "backend": backend, "task": task, "num_envs": num_envs}
-    ours = [f"env.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
-    for setting in settings:
-        section, _, key = setting.partition("=")[0].strip().partition(".")
-        if section != "env" or key.partition(".")[0] not in _KEYS:
-            keys = ", ".join(f"env.{one}" for one in _KEYS)
-            raise ConfigError(f"--set {setting}: of an env that is attached, expected {keys}")
+    ours = [f"env.{key}={json.dumps(value)}" for key, value in given.items()]
     config = load_config((), [*ours, *settings], environ={}).env[0]
     try:
         return make_base_env(config)
@@ -133,6 +134,22 @@ def _backend(env: str) -> str:
             return "gymnasium"  # no env of this library: gymnasium's, then
         return env
     return env if env in ENVS else "gymnasium"
+
+
+def _task_of(settings: Sequence[str]) -> str | None:
+    """Checks the keys of settings; returns the task that they name, or None."""
+    task: str | None = None
+    for setting in settings:
+        dotted, _, value = setting.partition("=")
+        section, *keys = dotted.strip().split(".")
+        if section != "env" or not keys or keys[0] not in _KEYS:
+            expected = ", ".join(f"env.{one}" for one in _KEYS)
+            raise ConfigError(f"--set {setting}: of an env that is attached, expected {expected}")
+        if keys == ["task"]:
+            task = parse_yaml(value, f"--set {setting}")
+            if not isinstance(task, str):
+                raise ConfigError(f"--set {setting}: expected a string, got {task!r}")
+    return task
 
 
 def _needs_task(backend: str) -> str:

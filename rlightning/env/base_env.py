@@ -53,8 +53,8 @@ class BaseEnv(ABC):
         latency: The same durations, of the last minute, with percentiles.
         option_names: Keys that its section may have beside those of `EnvConfig`, for a subclass to
             override; None: any, as it reads them itself.
-        vectorises: Whether it heeds `config.vectorization_mode`; what does not is hosted in a
-            process as a whole.
+        vectorises: Whether it heeds `config.vectorization_mode`, for a subclass to override; what
+            does not is hosted with `async` as a whole, in a process that may have no children.
 
     Raises:
         ConfigError: The section has another key.

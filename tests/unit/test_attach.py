@@ -38,12 +38,28 @@ def test_a_class_of_this_library_is_a_backend() -> None:
     env.close()
 
 
+@pytest.mark.parametrize("task", [None, "FrozenLake-v1"])
+@pytest.mark.parametrize("setting", ["env.task=FrozenLake-v1", " env.task = FrozenLake-v1"])
+def test_a_task_that_is_set_is_the_task(setting: str, task: str | None) -> None:
+    env = make_attached("gymnasium", task=task, settings=[setting])
+    assert env.config.task == "FrozenLake-v1"
+    env.close()
+
+
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
         ("maniskill", {}, "--task: expected what the backend 'maniskill' shall make"),
         ("gymnasium", {}, "--task: expected what the backend 'gymnasium' shall make"),
         ("CartPole-v1", {"task": "x"}, "--task: 'CartPole-v1' says what is made already"),
+        ("CartPole-v1", {"settings": ["env.task=x"]}, "--set env.task: 'CartPole-v1' says what is"),
+        ("gymnasium", {"task": "x", "settings": ["env.task=y"]}, "env.task=y: --task says 'x'"),
+        ("gymnasium", {"settings": ["env.task=3"]}, "--set env.task=3: expected a string, got 3"),
+        (
+            "piper",
+            {"settings": ["env.task=null"]},
+            "--set env.task=null: expected a string, got None",
+        ),
         ("env_server", {"task": "x"}, "'env_server' is no env that could be attached"),
         ("gymnasum", {}, r"no env 'gymnasum'.*\(or the backend 'gymnasium'\?\)"),
         ("gymnasium", {"task": "CartPole-v9"}, "env.task 'CartPole-v9'"),

@@ -211,8 +211,9 @@ class ControlLoop:
         try:
             env_ret = self._group.step_here(response)
         except EnvError as error:
-            self._note(error)
-            self._reset()
+            if not self._stopping():
+                self._note(error)
+                self._reset()
             return True
         self._failures = 0
         self._observed_ns = time.monotonic_ns()
@@ -254,12 +255,16 @@ class ControlLoop:
             env_ret.chunk_index = chosen.chunk_index
 
     def _reset(self) -> None:
-        while True:
+        """Resets the env until that works, or until told to stop: what fails is left alone then."""
+        while not self._stopping():
             try:
                 env_ret = self._group.reset_here()
                 break
             except EnvError as error:
-                self._note(error)
+                if not self._stopping():
+                    self._note(error)
+        else:
+            return
         self._observed_ns = time.monotonic_ns()
         self._index += 1
         self._begin_episode()

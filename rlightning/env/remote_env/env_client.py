@@ -307,7 +307,7 @@ class RemoteEnvClient:
         stopped = asyncio.ensure_future(self._stopping.wait())
         try:
             env_ret = await self._reset()
-            while not (self._stop_asked or self.is_finish()):
+            while env_ret is not None and not (self._stop_asked or self.is_finish()):
                 asking = asyncio.ensure_future(link.ask(await self._to_send(env_ret)))
                 await asyncio.wait({asking, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if not asking.done():  # told to stop; this step is at the server already
@@ -318,21 +318,28 @@ class RemoteEnvClient:
                 try:
                     env_ret = await self._group.step(response)
                 except EnvError as error:
+                    if self._stop_asked:
+                        return
                     self._note(error)
                     env_ret = await self._reset()
                 else:
                     self._failures = 0
-            await link.tell(await self._to_send(env_ret))
+            if env_ret is not None:
+                await link.tell(await self._to_send(env_ret))
         finally:
             stopped.cancel()
 
-    async def _reset(self) -> EnvRet:
-        while True:
+    async def _reset(self) -> EnvRet | None:
+        """Resets the env until that works; None: told to stop, and what failed is left alone."""
+        while not self._stop_asked:
             try:
                 return await self._group.reset()
             except EnvError as error:
+                if self._stop_asked:  # Ctrl-C reaches the process of an env as well
+                    break
                 self._note(error)
                 await asyncio.sleep(min(0.05 * 2**self._failures, 1.0))
+        return None
 
     async def _to_send(self, env_ret: EnvRet) -> EnvRet:
         env_ret.info = self._of_interest(env_ret.info)

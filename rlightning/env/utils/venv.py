@@ -32,7 +32,6 @@ _METHODS = (
     "set_init_state",
     "init",
     "get_metadata",
-    "is_finish",
     "finish_rollout",
     "offload",
     "reload",
