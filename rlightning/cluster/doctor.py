@@ -238,7 +238,7 @@ async def unreachable(target: Target, where: str, error: RemoteError) -> Finding
     else:
         writer.close()
         auth = target.auth
-        if auth is not None and (auth.tls or auth.ca_file or auth.cert_file):
+        if auth is not None and auth.wants_tls:
             fix = (
                 "does it have TLS, with a certificate of this CA and for this name? see "
                 f"services.{role}.auth.ca_file and server_name"

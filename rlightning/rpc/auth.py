@@ -256,7 +256,7 @@ def channel_credentials(
     Raises:
         ConfigError: A file cannot be read.
     """
-    if auth is None or not (auth.tls or auth.ca_file or auth.cert_file):
+    if auth is None or not auth.wants_tls:
         return None
     if auth.server_name is not None:
         options.append(("grpc.ssl_target_name_override", auth.server_name))

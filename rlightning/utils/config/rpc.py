@@ -143,3 +143,8 @@ class ClientAuthConfig(Config):
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("cert_file and key_file belong together")
         return self
+
+    @property
+    def wants_tls(self) -> bool:
+        """Whether to connect with TLS, rather than in plaintext."""
+        return self.tls or bool(self.ca_file or self.cert_file)
