@@ -10,6 +10,7 @@ from rlightning.cluster.overview import overview
 from rlightning.cluster.runs import Run
 from rlightning.cluster.sight import find_sight
 from rlightning.cluster.snapshot import EpisodeView, ServiceView, Snapshot, TableView
+from rlightning.cluster.top import _is_over, top
 from rlightning.errors import ConfigError
 from rlightning.testing import wait_until
 from rlightning.utils.config import ClientAuthConfig, MainConfig
@@ -126,6 +127,28 @@ def test_a_run_whose_start_failed_or_was_killed_is_not_waited_for(tmp_path, monk
     (failed.logs / "env_server.log").write_text("no luck\n")
     failed.finish("failed")
     assert find_sight([]).run == old.path.resolve()
+
+
+def test_without_a_terminal_the_end_of_a_run_is_shown_once(tmp_path, capsys):
+    _, run = make_run(tmp_path, **dict.fromkeys(ADDRESSES, "127.0.0.1:1"))
+    run.finish("finished")
+    assert not top(find_sight([str(run.path)]), once=False, as_json=False, interval_s=0.001)
+    shown = capsys.readouterr().out
+    assert shown.count("has ended: finished") == 1
+    assert shown.count("DOWN") == 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "over"),
+    [
+        ("solved", "DOWN", True),
+        ("solved", "SERVING", False),  # `after_target: serve`
+        ("running", "DOWN", False),
+        (None, "DOWN", False),
+    ],
+)
+def test_a_run_is_over_when_it_has_ended_and_nothing_serves_on(outcome, state, over):
+    assert _is_over(outcome, Snapshot("now", [ServiceView("env", "h:3", state=state)])) is over
 
 
 @pytest.mark.parametrize(
