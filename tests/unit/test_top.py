@@ -6,10 +6,17 @@ import threading
 import pytest
 from rich.console import Console
 
+from rlightning.buffer.remote_buffer import BufferStatus, TableStatus
 from rlightning.cluster.overview import overview
 from rlightning.cluster.runs import Run
 from rlightning.cluster.sight import find_sight
-from rlightning.cluster.snapshot import EpisodeView, ServiceView, Snapshot, TableView
+from rlightning.cluster.snapshot import (
+    EpisodeView,
+    ServiceView,
+    Snapshot,
+    TableView,
+    _buffer_view,
+)
 from rlightning.cluster.top import _is_over, top
 from rlightning.errors import ConfigError
 from rlightning.testing import wait_until
@@ -238,6 +245,13 @@ def test_ways_that_are_not_known_have_a_line_where_there_are_any(count):
 
 def test_nothing_known_is_no_error():
     assert "policy version -" in text_of(Snapshot("now", []))
+
+
+def test_a_rollout_buffer_is_full_with_more_than_its_capacity():
+    told = TableStatus("default", 4128, 4096, 2, 9000, 4096)
+    stats = {"tables": {"default": {"transitions": 4128, "readers": 1}}}
+    (table,) = _buffer_view(BufferStatus("1", "s", {"default": told}, stats))["tables"].values()
+    assert (table.transitions, table.capacity, table.fill) == (4128, 4096, 1.0)
 
 
 def test_stages_that_two_services_know_are_shown_once():
