@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from rlightning.cluster.display import print_table
 from rlightning.cluster.overview import overview
 from rlightning.cluster.past_runs import outcome_of
 from rlightning.cluster.runs import RUNNING, STARTING
@@ -58,7 +59,7 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
                 elif screen is not None:
                     screen.update(overview(shown, title=title), refresh=True)
                 else:
-                    console.print(overview(shown, title=title))
+                    print_table(console, overview(shown, title=title))
                 if not console.is_terminal and _is_over(outcome, shown):
                     return
 

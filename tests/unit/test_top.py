@@ -143,6 +143,7 @@ def test_without_a_terminal_the_end_of_a_run_is_shown_once(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.count("has ended: finished") == 1
     assert shown.count("DOWN") == 3
+    assert not [line for line in shown.splitlines() if line != line.rstrip()]
 
 
 @pytest.mark.parametrize(
