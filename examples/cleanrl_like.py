@@ -1,7 +1,7 @@
 """PPO in one file, after CleanRL, on a cluster: `python examples/cleanrl_like.py CONFIG`."""
 
-import sys
 from statistics import mean
+from sys import argv, exit
 
 import torch
 
@@ -10,7 +10,7 @@ from rlightning.learner.ppo import estimate_advantages
 from rlightning.policy import build_policy, dump_weights, policy_weights
 
 torch.set_num_threads(1)  # the networks are small
-with LocalCluster(sys.argv[1:], overrides=["policy.initial_weights=none"]) as cluster:
+with LocalCluster(argv[1:] or exit(__doc__), overrides=["policy.initial_weights=none"]) as cluster:
     policy = build_policy(cluster.config.policy, "train")
     policy.init_train(env_meta=cluster.env.metas()[0])
     params = [*policy.actor.parameters(), *policy.critic.parameters()]

@@ -29,9 +29,9 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON schema of a config file, for editors."""
-    from rlightning.utils.config import MainConfig
+    from rlightning.utils.config import MainConfig, strict_schema
 
-    typer.echo(json.dumps(MainConfig.model_json_schema(), indent=2))
+    typer.echo(json.dumps(strict_schema(MainConfig), indent=2))
 
 
 @app.command()

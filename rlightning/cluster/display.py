@@ -72,7 +72,7 @@ class Display:
     def latency_table(self, latencies: Mapping[str, Mapping[str, float]]) -> None:
         """Shows the latencies of a finished run."""
         with self._lock:
-            self._console.print(latency_table(latencies))
+            print_table(self._console, latency_table(latencies))
 
     def _panel(self, progress: Progress) -> RenderableType:
         facts = Table.grid(padding=(0, 3))
@@ -92,6 +92,16 @@ class Display:
         bar = Table.grid()  # a bar alone does not end its line
         bar.add_row(ProgressBar(total=self._total_steps, completed=progress.env_steps, width=60))
         return Group(bar, facts, latency_table(progress.latencies))
+
+
+def print_table(console: Console, shown: RenderableType, *, soft_wrap: bool = False) -> None:
+    """Prints what has tables in it; without a terminal, no line ends in the blanks that fill it."""
+    if console.is_terminal:
+        console.print(shown, soft_wrap=soft_wrap)
+        return
+    with console.capture() as captured:
+        console.print(shown, soft_wrap=soft_wrap)
+    console.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
 
 
 def latency_table(latencies: Mapping[str, Mapping[str, float]]) -> Table:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rlightning.buffer.remote_buffer import BufferClient
 from rlightning.cluster.camera_fit import camera_fits
 from rlightning.cluster.diagnosis import Diagnosis, Finding, text_of
+from rlightning.cluster.display import print_table
 from rlightning.cluster.past_runs import outcome_of
 from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import label_of
@@ -87,7 +88,7 @@ def doctor(config: MainConfig, sight: Sight, *, as_json: bool) -> Diagnosis:
         console = Console(highlight=False)
         if not console.is_terminal:
             console.width = max(console.width, _WIDTH)
-        console.print(text_of(diagnosis), soft_wrap=True)
+        print_table(console, text_of(diagnosis), soft_wrap=True)
     return diagnosis
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlightning.chunks import ChunkedActions
+from rlightning.cluster.display import print_table
 from rlightning.cluster.guard import require, require_policy_server
 from rlightning.cluster.past_runs import config_of, read_checkpoint
 from rlightning.env.episodes import EpisodeLog
@@ -168,7 +169,7 @@ def show_evaluation(evaluation: Evaluation, *, as_json: bool) -> None:
     console.print(
         f"{evaluation.checkpoint}: version {version}, {episodes} episodes", soft_wrap=True
     )
-    console.print(table)
+    print_table(console, table)
     if evaluation.video is not None:
         console.print(f"wrote {evaluation.video}", soft_wrap=True)
 

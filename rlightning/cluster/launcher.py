@@ -245,29 +245,45 @@ class LocalLauncher:
                 )
 
     def _is_up(self, section: str) -> bool:
+        return self.probe(section, self._needed(section))
+
+    def _needed(self, section: str) -> str:
         # One that waits for its first weights is SERVING once a learner has given it some.
         waits = section.startswith("policy") and self.config.policy.initial_weights == "none"
-        return self.probe(section, health.LIVENESS if waits else health.OVERALL)
+        return health.LIVENESS if waits else health.OVERALL
 
     def _wait_serving(self, deadline: float) -> None:
         for section in self.sections:
-            where = f"the {label_of(section)} at {self.address(section)}"
             while not self._is_up(section):
-                self._check_start(deadline, f"{where} is not SERVING")
+                self._check_start(deadline, self._not_serving(section), absent=section)
                 time.sleep(_POLL_S)
 
-    def _check_start(self, deadline: float, complaint: str) -> None:
+    def _not_serving(self, section: str) -> str:
+        return f"the {label_of(section)} at {self.address(section)} is not SERVING"
+
+    def _check_start(self, deadline: float, complaint: str, absent: str | None = None) -> None:
         for process in self._processes.values():
             if process.poll() is not None:
                 raise ClusterError(last_words(process))
         if time.monotonic() > deadline:
             timeout_s = self.config.services.start_timeout_s
             for section in self.sections:  # others may only wait for one that nobody can reach
-                address = self._service(section).address
-                if address is not None and not self.probe(section):
-                    complaint = f"the {label_of(section)} at {address} is not SERVING"
+                if self._service(section).address is not None and not self._is_up(section):
+                    complaint, absent = self._not_serving(section), section
                     break
-            raise ClusterError(f"{complaint} after {timeout_s:g} s (services.start_timeout_s)")
+            reason = "" if absent is None else self._reason(absent)
+            raise ClusterError(
+                f"{complaint} after {timeout_s:g} s (services.start_timeout_s){reason}"
+            )
+
+    def _reason(self, section: str) -> str:
+        """Returns what a service that is not SERVING says, or why it does not answer."""
+        for answer in self._ask(section, self._needed(section)):
+            if isinstance(answer, RemoteError):
+                return f": {str(answer).removeprefix(f'{self.address(section)}: ')}"
+            if answer is not health.ServingStatus.SERVING:
+                return f": it says {answer.name}"
+        return ""
 
     def probe(self, section: str, check: str = health.OVERALL) -> bool:
         """Returns whether a check of a service, or of one of its replicas, is SERVING.
@@ -277,14 +293,17 @@ class LocalLauncher:
         return self._serving(section, check) > 0
 
     def _serving(self, section: str, check: str = health.OVERALL) -> int:
+        return sum(one is health.ServingStatus.SERVING for one in self._ask(section, check))
+
+    def _ask(self, section: str, check: str) -> list[health.ServingStatus | RemoteError]:
+        """Returns the answers of a service, or of each of its replicas."""
         service = self._service(section)
         address, auth = service.dial_address, service.auth
         asked = health.check_replicas(address, check, timeout_s=_PROBE_S, auth=auth)
         try:
-            answers = shared_loop().run(asked)
-        except RemoteError:
-            return 0
-        return sum(answer is health.ServingStatus.SERVING for answer in answers.values())
+            return list(shared_loop().run(asked).values())
+        except RemoteError as error:
+            return [error]
 
     def _watch(self, section: str) -> None:
         """Follows one service until the run ends or the service is gone for good."""

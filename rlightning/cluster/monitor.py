@@ -63,6 +63,7 @@ class Monitor:
         self._told_of_cut = False
         self._rates: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
         self._staleness: float | None = None
+        self._reached: tuple[float, int] | None = None  # mean return and env steps
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="monitor", daemon=True)
 
@@ -124,13 +125,19 @@ class Monitor:
         (then, steps_then), elapsed = self._rates[0], now - self._rates[0][0]
         learning = find_latencies(self._learner.latency.summary(), "learner.")
         mean = sum(self._returns) / len(self._returns) if self._returns else None
+        env_steps = self._steps_before + state.env_steps
+        if self._reached is None and mean is not None and self._is_enough(mean):
+            self._reached = mean, env_steps
+        reached_return, reached_steps = self._reached or (None, None)
         self.progress = Progress(
             elapsed_s=now,
-            env_steps=self._steps_before + state.env_steps,
+            env_steps=env_steps,
             steps_before=self._steps_before,
             steps_per_s=(state.env_steps - steps_then) / elapsed if now > then else 0.0,
             episodes=self._episodes,
             mean_return=mean,
+            reached_return=reached_return,
+            reached_steps=reached_steps,
             updates=self._learner.updates,
             policy_version=state.policy_version,
             staleness=self._staleness,
@@ -143,10 +150,13 @@ class Monitor:
         self._record()
         self._run.save_progress(describe_run(self.progress, RUNNING))
         self._display.update(self.progress, final=final)
+        if self._reached is not None:
+            self.reached.set()
+
+    def _is_enough(self, mean: float) -> bool:
         target = self._train.target_return
         full = len(self._returns) == self._train.target_episodes
-        if target is not None and mean is not None and full and inf > mean >= target:
-            self.reached.set()
+        return target is not None and full and inf > mean >= target
 
     def _tell_of_cut(self, episodes: Sequence[EpisodeRecord]) -> None:
         """Says once that an env fails, which only its log and `episodes.csv` would tell."""

@@ -21,6 +21,8 @@ class Progress:
         steps_per_s: Env steps per second over the last seconds.
         episodes: Finished episodes.
         mean_return: Mean return of the last episodes; None before the first one ended.
+        reached_return: The same when it first reached `train.target_return`; None before that.
+        reached_steps: `env_steps` then; None before that.
         updates: Rollout batches that were learned from.
         policy_version: Version of the weights in use.
         staleness: Mean age of the last batch's rows in versions; None before the first batch.
@@ -39,6 +41,8 @@ class Progress:
     steps_per_s: float = 0.0
     episodes: int = 0
     mean_return: float | None = None
+    reached_return: float | None = None
+    reached_steps: int | None = None
     updates: int = 0
     policy_version: int = 0
     staleness: float | None = None
@@ -52,6 +56,21 @@ class Progress:
     def mean_steps_per_s(self) -> float:
         """Env steps per second over the whole run."""
         return (self.env_steps - self.steps_before) / max(self.elapsed_s, 1e-9)
+
+    def end_line(self, outcome: str) -> str:
+        """Returns the end as one line of text.
+
+        Episodes that end while the run is being ended count: the mean return may be another one
+        then than when the target was reached.
+        """
+        last = f"{number(self.mean_return)} after {self.env_steps:,} env steps"
+        reached = number(self.reached_return)
+        if self.reached_steps is not None and reached != number(self.mean_return):
+            last = f"{reached} after {self.reached_steps:,} env steps; at the end {last}"
+        return (
+            f"{outcome}: mean return {last} and {self.elapsed_s:.1f} s "
+            f"({self.mean_steps_per_s:,.0f} steps/s), {self.updates} updates"
+        )
 
     def line(self) -> str:
         """Returns the state as one line of text."""
@@ -112,6 +131,7 @@ def describe_run(progress: Progress, outcome: str) -> dict[str, Any]:
         "steps_per_s": round(progress.mean_steps_per_s, 1),
         "episodes": progress.episodes,
         "mean_return": progress.mean_return,
+        "reached_return": progress.reached_return,
         "updates": progress.updates,
         "policy_version": progress.policy_version,
         "staleness": progress.staleness,

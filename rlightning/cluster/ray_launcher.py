@@ -255,10 +255,10 @@ class RayLauncher(LocalLauncher):
         for section in self._actors:
             self._report(f"the {label_of(section)} is placed, for {self.address(section)}")
 
-    def _check_start(self, deadline: float, complaint: str) -> None:
+    def _check_start(self, deadline: float, complaint: str, absent: str | None = None) -> None:
         if self._first_end is not None:
             raise ClusterError(self._first_end)
-        super()._check_start(deadline, complaint)
+        super()._check_start(deadline, complaint, absent)
 
     def _remove(self) -> None:
         """Stops what was placed, keeps its logs, and gives the room back."""

@@ -103,8 +103,10 @@ class TableView:
     Attributes:
         size: Stored units: transitions or episodes, by its configuration.
         transitions: Stored transitions.
-        capacity: Transitions that fit.
-        fill: `transitions / capacity`.
+        capacity: Transitions from which on inserts wait, or replace others. A RolloutBuffer holds
+            more for a while: the rest of the message that reached it, which is stored as a whole,
+            and what envs that have left gave to rollouts that are not released.
+        fill: `transitions / capacity`, at most 1.
         writers: Writers with an open session.
         readers: Learners that sample it.
         inserted_total: Transitions stored since the start of the server.
@@ -551,7 +553,7 @@ def _buffer_view(buffer: BufferStatus) -> dict[str, Any]:
             size=table.size,
             transitions=transitions,
             capacity=table.capacity,
-            fill=transitions / table.capacity if table.capacity else 0.0,
+            fill=min(1.0, transitions / table.capacity) if table.capacity else 0.0,
             writers=table.writers,
             readers=int(stats.get("readers", 0)),
             inserted_total=table.inserted_total,

@@ -12,12 +12,14 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from rlightning.cluster.display import print_table
 from rlightning.cluster.overview import overview
 from rlightning.cluster.past_runs import outcome_of
-from rlightning.cluster.runs import RUNNING
+from rlightning.cluster.runs import RUNNING, STARTING
 from rlightning.cluster.sight import Sight
 from rlightning.cluster.snapshot import Observer, Snapshot
 
+_UNDECIDED = frozenset({None, STARTING, RUNNING})
 _PLAIN_WIDTH = 120
 _ONCE_PATIENCE_S = 5.0
 _LIVE_PATIENCE_S = 2.0
@@ -27,7 +29,8 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
     """Shows a cluster until Ctrl-C, or once.
 
     On a terminal the view is kept up to date; elsewhere, and with `as_json`, there is one view, or
-    one line of JSON, per interval.
+    one line of JSON, per interval, without a terminal until the run has ended and all of it is
+    gone.
 
     Args:
         sight: What to look at.
@@ -38,7 +41,6 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
     Returns:
         Whether all services were SERVING when last seen.
     """
-    title = "" if sight.run is None else _title(sight.run)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _PLAIN_WIDTH)
@@ -50,21 +52,30 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
         screen = Live(console=console, screen=True, auto_refresh=False) if live else None
         with screen or contextlib.nullcontext():
             async for shown in _looks(sight, once=once, interval_s=interval_s):
+                outcome = None if sight.run is None else outcome_of(sight.run)
+                title = "" if sight.run is None else _title(sight.run, outcome)
                 if as_json:
                     typer.echo(json.dumps(shown.to_dict(), allow_nan=False))
                 elif screen is not None:
                     screen.update(overview(shown, title=title), refresh=True)
                 else:
-                    console.print(overview(shown, title=title))
+                    print_table(console, overview(shown, title=title))
+                if not console.is_terminal and _is_over(outcome, shown):
+                    return
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(follow())
     return shown is not None and all(one.state == "SERVING" for one in shown.services)
 
 
-def _title(run: Path) -> str:
-    name, outcome = f"{run.parent.name}/{run.name}", outcome_of(run)
-    return name if outcome in {None, RUNNING} else f"{name} has ended: {outcome}"
+def _title(run: Path, outcome: str | None) -> str:
+    name = f"{run.parent.name}/{run.name}"
+    return name if outcome in _UNDECIDED else f"{name} has ended: {outcome}"
+
+
+def _is_over(outcome: str | None, shown: Snapshot) -> bool:
+    """Whether a run has ended, and none of its services serves on."""
+    return outcome not in _UNDECIDED and all(one.state == "DOWN" for one in shown.services)
 
 
 async def _looks(sight: Sight, *, once: bool, interval_s: float) -> AsyncIterator[Snapshot]:

@@ -32,7 +32,7 @@ from rlightning.cluster.prepare import (
     make_save_dir,
     prepare,
 )
-from rlightning.cluster.progress import Progress, describe_run, number
+from rlightning.cluster.progress import Progress, describe_run
 from rlightning.cluster.ray_launcher import EFFECTIVE
 from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint, restore_buffer
@@ -264,11 +264,7 @@ def _summarise(
     display: Display, progress: Progress, outcome: str, target_return: float | None
 ) -> None:
     display.latency_table(progress.latencies)
-    rate = progress.mean_steps_per_s
     ending = outcome
     if outcome == MISSED:
         ending = f"the target return of {target_return:g} was not reached"
-    display.message(
-        f"{ending}: mean return {number(progress.mean_return)} after {progress.env_steps:,} env "
-        f"steps and {progress.elapsed_s:.1f} s ({rate:,.0f} steps/s), {progress.updates} updates"
-    )
+    display.message(progress.end_line(ending))

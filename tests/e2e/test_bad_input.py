@@ -59,7 +59,7 @@ def test_an_unreachable_peer(tmp_path):
     said, _, logs = err.partition("; ")
     assert said.strip() == (
         "error: the policy server at 127.0.0.1:1 is not SERVING after 2 s "
-        "(services.start_timeout_s)"
+        "(services.start_timeout_s): cannot connect: connection refused"
     )
     assert logs in {"", "logs in runs/cartpole/1/logs\n"}
 

@@ -60,7 +60,8 @@ def test_config_diff_of_equal_configs(tmp_path):
 def test_config_schema_is_json(tmp_path):
     code, out, _ = run("config", "schema", cwd=tmp_path)
     assert code == 0
-    assert "BufferConfig" in json.loads(out)["$defs"]
+    schema = json.loads(out)
+    assert schema["$defs"]["BufferConfig"]["additionalProperties"] is False
 
 
 def test_no_config_is_one_line(tmp_path):

@@ -1,6 +1,7 @@
 """What `rlightning init` writes, the example script, and LocalCluster."""
 
 import json
+import runpy
 import subprocess
 import sys
 
@@ -42,9 +43,12 @@ def test_init_overwrites_nothing(project, tmp_path):
     assert "already; nothing was written: name another folder" in err
 
 
-def test_the_example_trains(tmp_path):
+def test_the_example_trains(tmp_path, monkeypatch):
     script = ROOT / "examples" / "cleanrl_like.py"
     assert len(script.read_text().splitlines()) < 40
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    with pytest.raises(SystemExit, match="`python examples/cleanrl_like.py CONFIG`"):
+        runpy.run_path(str(script), run_name="__main__")
     config = tmp_path / "config.yaml"
     config.write_text(CARTPOLE.read_text().replace("target_return: 475", "target_return: 150"))
     subprocess.run([sys.executable, str(script), str(config)], cwd=tmp_path, check=True)

@@ -30,7 +30,8 @@ from rlightning.cluster.prepare import (
 )
 from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
-from rlightning.errors import ClusterError, ConfigError
+from rlightning.errors import ClusterError, ConfigError, RemoteError, UnavailableError
+from rlightning.rpc.health import ServingStatus
 from rlightning.utils.config import MainConfig
 from rlightning.utils.config.environment import (
     child_environment,
@@ -93,6 +94,28 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra():
         require("the policy server", "policy", "sys", "no_such_library")
     assert str(caught.value) == (
         "the policy server needs no_such_library: pip install 'rlightning[policy]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (UnavailableError("handshake failed", peer="h:1"), "handshake failed"),
+        (UnavailableError("gone", peer="10.0.0.2:1"), "10.0.0.2:1: gone"),
+        (ServingStatus.NOT_SERVING, "it says NOT_SERVING"),
+    ],
+)
+def test_why_a_service_is_not_serving_in_time_is_told(tmp_path, monkeypatch, answer, reason):
+    async def check_replicas(*_, **__) -> dict[str, ServingStatus | RemoteError]:
+        return {"h:1": answer}
+
+    monkeypatch.setattr("rlightning.rpc.health.check_replicas", check_replicas)
+    services = {name: {"address": "h:1"} for name in ("policy", "buffer", "env")}
+    config = make_config(services={**services, "start_timeout_s": 0.1})
+    with pytest.raises(ClusterError) as caught:
+        LocalLauncher(config, Run(tmp_path), report=lambda _: None).start()
+    assert str(caught.value) == (
+        f"the policy server at h:1 is not SERVING after 0.1 s (services.start_timeout_s): {reason}"
     )
 
 

@@ -2,7 +2,12 @@
 
 import pytest
 
-from rlightning.cluster.evaluate import EvaluatedEpisode, Evaluation, wilson_interval
+from rlightning.cluster.evaluate import (
+    EvaluatedEpisode,
+    Evaluation,
+    show_evaluation,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,3 +31,12 @@ def test_a_summary_counts_only_what_is_known():
     assert summary["success_rate"] == 1.0
     none = Evaluation("c", 1, 0, episodes[1:]).summary()
     assert (none["success_rate"], none["success_interval"], none["std_return"]) == (None,) * 3
+
+
+def test_the_table_has_no_blanks_at_the_ends_of_its_lines(capsys):
+    episodes = [EvaluatedEpisode(-1.25, 10, True), EvaluatedEpisode(5.0, 20, False)]
+    show_evaluation(Evaluation("c", 3, 0, episodes), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "c: version 3, 2 episodes"
+    assert "min return     -1.25" in lines
+    assert lines == [line.rstrip() for line in lines]

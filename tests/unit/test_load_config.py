@@ -7,7 +7,8 @@ import yaml
 
 from rlightning.cli.options import read_config
 from rlightning.errors import ConfigError
-from rlightning.utils.config import load_config
+from rlightning.utils.config import MainConfig, load_config, strict_schema
+from rlightning.utils.config.strict import is_open
 
 ENV = "env: {name: cp, backend: gymnasium, task: CartPole-v1, num_envs: 8}\n"
 
@@ -37,6 +38,23 @@ def test_later_sources_win(write):
     assert load([first, second], **environ).train.lr == 3e-3
     config = load([first, second], "train.lr=4e-3", **environ)
     assert (config.train.lr, config.log.name) == (4e-3, "c")
+
+
+def test_the_schema_takes_the_keys_that_files_may_have():
+    schema = strict_schema(MainConfig)
+    sections = {"MainConfig": schema, **schema["$defs"]}
+    takes_any = {name for name, section in sections.items() if section["additionalProperties"]}
+    assert takes_any == {"Config"}
+    open_fields = {
+        key
+        for section in sections.values()
+        for key, field in section.get("properties", {}).items()
+        if "#/$defs/Config" in {one.get("$ref") for one in (field, *field.get("anyOf", ()))}
+    }
+    assert {key for key in open_fields if not is_open(key)} == {"evaluate_cfg"}
+    one_env = {"$ref": "#/$defs/EnvConfig"}
+    assert schema["properties"]["env"]["anyOf"][0] == one_env
+    assert "required" not in schema["$defs"]["BufferConfig"]
 
 
 def test_the_process_environment_counts(write, monkeypatch):

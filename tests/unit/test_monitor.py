@@ -92,6 +92,18 @@ def test_the_target_is_the_mean_of_the_last_episodes(watch):
     assert monitor.progress.policy_version == 3
 
 
+def test_what_was_reached_is_kept_beside_the_last_mean(watch):
+    late = make_state(4, 0.0)
+    backend = FakeBackend(make_state(1, 0.0, 9.0), make_state(2, 11.0), late, make_state(4))
+    with watch(backend, env_steps=100) as monitor:
+        assert backend.seen.wait(5)
+    progress = monitor.progress
+    assert (progress.mean_return, progress.reached_return, progress.reached_steps) == (5.5, 10, 102)
+    assert monitor.reached.is_set()
+    told = describe_run(progress, "solved")
+    assert (told["mean_return"], told["reached_return"]) == (5.5, 10.0)
+
+
 def test_every_episode_is_recorded_once(watch):
     backend = FakeBackend(make_state(1, 1.0, 2.0), make_state(2, 3.0), make_state(2))
     with watch(backend):

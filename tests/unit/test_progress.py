@@ -97,6 +97,24 @@ def test_stdout_may_be_left_alone(capsys):
     assert captured.err == "hello\n"
 
 
+@pytest.mark.parametrize(
+    ("reached", "returns"),
+    [
+        ({}, "-4.4 after 1,260 env steps"),
+        (
+            {"reached_return": -3.94, "reached_steps": 1200},
+            "-3.9 after 1,200 env steps; at the end -4.4 after 1,260 env steps",
+        ),
+        ({"reached_return": -4.41, "reached_steps": 1200}, "-4.4 after 1,260 env steps"),
+    ],
+)
+def test_the_last_line_tells_of_the_target_and_of_the_end(reached, returns):
+    progress = Progress(elapsed_s=2, env_steps=1260, mean_return=-4.4, updates=7, **reached)
+    assert progress.end_line("solved") == (
+        f"solved: mean return {returns} and 2.0 s (630 steps/s), 7 updates"
+    )
+
+
 def test_the_json_line_holds_the_end():
     progress = Progress(elapsed_s=2, env_steps=100, mean_return=480.0, latencies={"a": SUMMARY})
     end = describe_run(progress, "solved")

@@ -6,10 +6,18 @@ import threading
 import pytest
 from rich.console import Console
 
+from rlightning.buffer.remote_buffer import BufferStatus, TableStatus
 from rlightning.cluster.overview import overview
 from rlightning.cluster.runs import Run
 from rlightning.cluster.sight import find_sight
-from rlightning.cluster.snapshot import EpisodeView, ServiceView, Snapshot, TableView
+from rlightning.cluster.snapshot import (
+    EpisodeView,
+    ServiceView,
+    Snapshot,
+    TableView,
+    _buffer_view,
+)
+from rlightning.cluster.top import _is_over, top
 from rlightning.errors import ConfigError
 from rlightning.testing import wait_until
 from rlightning.utils.config import ClientAuthConfig, MainConfig
@@ -128,6 +136,29 @@ def test_a_run_whose_start_failed_or_was_killed_is_not_waited_for(tmp_path, monk
     assert find_sight([]).run == old.path.resolve()
 
 
+def test_without_a_terminal_the_end_of_a_run_is_shown_once(tmp_path, capsys):
+    _, run = make_run(tmp_path, **dict.fromkeys(ADDRESSES, "127.0.0.1:1"))
+    run.finish("finished")
+    assert not top(find_sight([str(run.path)]), once=False, as_json=False, interval_s=0.001)
+    shown = capsys.readouterr().out
+    assert shown.count("has ended: finished") == 1
+    assert shown.count("DOWN") == 3
+    assert not [line for line in shown.splitlines() if line != line.rstrip()]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "over"),
+    [
+        ("solved", "DOWN", True),
+        ("solved", "SERVING", False),  # `after_target: serve`
+        ("running", "DOWN", False),
+        (None, "DOWN", False),
+    ],
+)
+def test_a_run_is_over_when_it_has_ended_and_nothing_serves_on(outcome, state, over):
+    assert _is_over(outcome, Snapshot("now", [ServiceView("env", "h:3", state=state)])) is over
+
+
 @pytest.mark.parametrize(
     ("names", "text"),
     [
@@ -215,6 +246,13 @@ def test_ways_that_are_not_known_have_a_line_where_there_are_any(count):
 
 def test_nothing_known_is_no_error():
     assert "policy version -" in text_of(Snapshot("now", []))
+
+
+def test_a_rollout_buffer_is_full_with_more_than_its_capacity():
+    told = TableStatus("default", 4128, 4096, 2, 9000, 4096)
+    stats = {"tables": {"default": {"transitions": 4128, "readers": 1}}}
+    (table,) = _buffer_view(BufferStatus("1", "s", {"default": told}, stats))["tables"].values()
+    assert (table.transitions, table.capacity, table.fill) == (4128, 4096, 1.0)
 
 
 def test_stages_that_two_services_know_are_shown_once():

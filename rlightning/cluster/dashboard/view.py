@@ -267,7 +267,8 @@ def _fill(services: Iterable[ServiceView]) -> float | None:
     """Returns what part of the tables' capacity is in use, from 0 to 1; None without tables."""
     tables = [table for service in services for table in service.tables.values()]
     capacity = sum(table.capacity for table in tables)
-    return sum(table.transitions for table in tables) / capacity if capacity else None
+    used = sum(min(table.transitions, table.capacity) for table in tables)
+    return used / capacity if capacity else None
 
 
 def _role(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import Reader, Writer, fill_env_ret, read_policy_response
+
+# What gRPC says where somebody listens and hangs up before a word of HTTP/2 has come.
+_HUNG_UP = re.compile(r"failed to connect to all addresses.*(Socket closed|reset by peer)")
+_TLS_HINT = "does it want TLS? give --ca, or auth with a ca_file"
 
 
 class AttachLink(ABC):
@@ -46,6 +51,7 @@ class AttachLink(ABC):
         policy: str = "",
     ) -> None:
         self.welcomes = 0
+        self._plaintext = auth is None or not auth.with_tls
         self._policy = policy
         self._cameras = cameras
         self._encodes = False
@@ -72,7 +78,7 @@ class AttachLink(ABC):
     def trouble(self) -> str:
         """Why no server is there right now, as far as it is known; empty while one is."""
         error = None if self.connected else self._session.last_error
-        return "" if error is None else str(error)
+        return "" if error is None else self._explain(str(error))
 
     async def start(self, timeout_s: float) -> None:
         """Opens the session.
@@ -83,13 +89,21 @@ class AttachLink(ABC):
             ResourceExhaustedError: The server is full.
             UnavailableError: No server answered in time.
         """
-        await self._session.start(timeout_s)
+        try:
+            await self._session.start(timeout_s)
+        except UnavailableError as error:
+            error.args = (self._explain(str(error)),)
+            raise
 
     async def close(self) -> None:
         """Ends the session in order and closes the connection."""
         await self._session.close()
         self._on_failure(UnavailableError("the client was closed", peer=self._channel.address))
         await self._channel.close()
+
+    def _explain(self, trouble: str) -> str:
+        doubtful = self._plaintext and not self.welcomes and _HUNG_UP.search(trouble) is not None
+        return f"{trouble} ({_TLS_HINT})" if doubtful else trouble
 
     def _greet(self, request: pb.AttachRequest) -> None:
         request.hello.policy = self._policy

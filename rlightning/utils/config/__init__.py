@@ -36,6 +36,7 @@ from rlightning.utils.config.services import (
     ServiceConfig,
     ServicesConfig,
 )
+from rlightning.utils.config.strict import strict_schema
 
 __all__ = [
     "ALGORITHMS",
@@ -71,4 +72,5 @@ __all__ = [
     "diff_configs",
     "keys_without_effect",
     "load_config",
+    "strict_schema",
 ]

@@ -1,4 +1,4 @@
-"""Finds keys that no section declares, and names the nearest one that exists."""
+"""Which keys a section takes: finds those that none declares, and names the nearest that exists."""
 
 from __future__ import annotations
 
@@ -46,6 +46,25 @@ def _unknown_in_value(
         for index, item in enumerate(value):
             if isinstance(item, Mapping):
                 yield from unknown_keys(model, item, (*path, str(index)))
+
+
+def strict_schema(model: type[Config]) -> dict[str, Any]:
+    """Returns the JSON schema of a config file, in which an undeclared key is an error.
+
+    What `is_open` takes any key, as in files. No key is required: another file may have it. One
+    section may stand for a list of one.
+    """
+    schema = model.model_json_schema()
+    for name, section in {model.__name__: schema, **schema["$defs"]}.items():
+        section["additionalProperties"] = name == Config.__name__  # the type of what is open
+        section.pop("required", None)
+        for key, field in section.get("properties", {}).items():
+            short = [{"type": "string"}] if key == "listen" else []  # its address
+            if "$ref" in field.get("items", {}):
+                short.append(field["items"])
+            if short:
+                section["properties"][key] = {"anyOf": [*short, field]}
+    return schema
 
 
 def is_open(field: str) -> bool:

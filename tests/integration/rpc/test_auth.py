@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc
+import gymnasium as gym
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from rlightning.env.remote_env.link import LockstepLink
 from rlightning.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
@@ -29,6 +31,7 @@ from rlightning.rpc import health
 from rlightning.rpc.channel import connect, unary
 from rlightning.rpc.health import ServingStatus
 from rlightning.rpc.server import serve
+from rlightning.types import EnvMeta
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, TlsConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from tests.integration.rpc.echo import METHOD, EchoService
@@ -123,6 +126,21 @@ async def test_tls_carries_sessions_and_health(files):
     ):
         with pytest.raises(UnavailableError):
             await describe(server.address, wrong)
+    await server.stop()
+
+
+async def test_an_env_that_is_attached_in_plaintext_is_told_of_tls(files):
+    server = await serve(EchoService(FAST), listen=[ListenConfig(tls=files.tls)], rpc=FAST)
+    space = gym.spaces.Discrete(2)
+    meta = EnvMeta(action_space=space, observation_space=space, num_envs=1)
+    hint = "does it want TLS? give --ca"
+    for auth, hinted in ((None, True), (ClientAuthConfig(tls=True), False)):
+        link = LockstepLink(server.address, meta, "robot", rpc=FAST, auth=auth)
+        with pytest.raises(UnavailableError, match="failed to connect") as caught:
+            await link.start(1.0)
+        assert (hint in str(caught.value), hint in link.trouble) == (hinted, hinted)
+        assert caught.value.peer == server.address
+        await link.close()
     await server.stop()
 
 

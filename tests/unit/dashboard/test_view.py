@@ -138,6 +138,14 @@ def test_several_buffer_servers_are_one_buffer():
     assert ("insert", "Insert", 100.0, "rows/s") in state["links"]
 
 
+def test_a_table_that_passes_its_capacity_is_full_and_another_is_no_fuller():
+    table = buffer().tables["default"]
+    tables = {"full": dataclasses.replace(table, transitions=110), "default": table}
+    state, point = View(None).show(snapshot(buffer(tables=tables)))
+    assert point[COLUMNS.index("buffer_fill")] == 0.625
+    assert figures(state, "buffer")["fill"] == (62.5, "%")
+
+
 def test_servers_behind_one_name_stand_together():
     one, two = (dataclasses.replace(env(), name=f"env@10.0.0.{i}") for i in (1, 2))
     state, point = View(None).show(snapshot(one, two, policy(), buffer()))
