@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlightning.env import BaseEnv, EnvMeta
+from rlightning.errors import ConfigError
 from rlightning.types import EnvRet, PolicyResponse
 from tests.unit.env.envs import answer, config
 
@@ -44,6 +45,12 @@ def test_identity_and_config():
     assert env.is_finish() is False
     for hook in ("close", "offload", "reload", "finish_rollout", "apply_evaluate_cfg"):
         assert getattr(env, hook)() is None
+
+
+def test_an_evaluation_that_the_class_cannot_have_is_refused():
+    env = plain(evaluate_cfg={"max_episode_steps": 3})
+    with pytest.raises(ConfigError, match=r"env\.evaluate_cfg: Plain cannot change its env"):
+        env.apply_evaluate_cfg()
 
 
 def test_no_asynchronous_step_of_its_own():
