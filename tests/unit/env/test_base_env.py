@@ -121,7 +121,7 @@ def test_timing_has_fixed_memory_and_is_logged(caplog, monkeypatch):
     assert step["avg"] == pytest.approx(step["total"] / 3)
     assert env.timing_raw["transition_policy_to_env"]["total"] > 0
     # From another machine: by the offset of its clock, or not at all, whatever its wall clock says.
-    far = answer(env.env_id, 0).mark_policy_sent().mark_left(time.monotonic_ns() - 10**9, 10**6)
+    far = answer(env.env_id, 0).mark_policy_sent().mark_left((time.monotonic_ns() - 10**9, 10**6))
     far.ts_policy_sent_ns += 3600 * 10**9
     env._step(far)
     unknown = answer(env.env_id, 0)
