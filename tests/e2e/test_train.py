@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 from contextlib import ExitStack
 
 import pytest
@@ -104,18 +105,21 @@ def test_four_at_once_do_not_collide(tmp_path):
     assert folders == {f"runs/cartpole/{n}" for n in range(1, 5)}
 
 
-def test_ctrl_c_ends_a_run_in_order(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_run_that_is_stopped_ends_in_order_and_has_saved(tmp_path, number, code):
     options = settings("train.target_return=null")
-    with Command("train", CARTPOLE, *options, cwd=tmp_path) as command:
+    with Command("train", CARTPOLE, *options, "--stop-is-ok", cwd=tmp_path) as command:
         command.wait_for(r"version [1-9]")
         pids = command.services().values()
         assert len(pids) == 3
-        command.interrupt()
-        assert command.wait() == 130
+        command.process.send_signal(number)
+        assert command.wait() == code
         assert command.stderr == "interrupted\n"
         assert not any(map(is_running, pids))
     manifest = json.loads((tmp_path / "runs" / "cartpole" / "1" / "manifest.json").read_text())
     assert manifest["outcome"] == "interrupted"
+    saved = tmp_path / "runs" / "cartpole" / "1" / "checkpoints" / "latest" / "manifest.json"
+    assert json.loads(saved.read_text())["policy_version"] >= 1
 
 
 def test_a_killed_run_leaves_no_orphans(tmp_path):
