@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import gymnasium as gym
@@ -95,8 +96,10 @@ async def test_episodes_of_large_observations_reach_the_buffer(megabytes, functi
         envs = EnvService(main_config(**sections, **addresses))
         await running(stack, envs)
         samples = await stack.enter_async_context(SampleClient(addresses["buffer"], prefetch=0))
-        columns = (await samples.next_batch(90)).columns
-        assert not envs.failure.done()
+        batch = asyncio.create_task(samples.next_batch(90))
+        await asyncio.wait({batch, envs.failure}, return_when=asyncio.FIRST_COMPLETED)
+        assert not envs.failure.done(), envs.failure
+        columns = (await batch).columns
     seen, after = (
         columns[name].reshape(2, -1)[:, [0, -1]].tolist()
         for name in ("observation", "next_observation")
