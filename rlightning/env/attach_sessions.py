@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,7 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
 
     request_type = pb.AttachRequest
     response_type = pb.AttachResponse
+    max_hello_bytes = sys.maxsize  # it may bring an observation along
 
     def __init__(
         self,

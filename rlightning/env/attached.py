@@ -48,7 +48,7 @@ _MAX_WAITING = 128
 # Acks are withheld while so many wait: who waits for acks keeps the rest, and is read on.
 _MAX_ACKED = 32
 # Pixels of one client that wait to be stored, in messages as large as they may be.
-_MAX_PIXELS = 2
+_MAX_PIXELS = 1
 # Answers of which is known to which act request they were.
 _KEPT_ACTS = 64
 # Counted no further: sums of such counts have to fit in 64 bits.
@@ -112,7 +112,7 @@ class AttachedGroup:
         self._max_waiting, self._max_acked = _MAX_WAITING, _MAX_ACKED
         if cameras:
             cap = session.rpc.max_message_bytes
-            self._cameras = CameraDecoder(cameras, self._space, spec.num_envs, cap)
+            self._cameras = CameraDecoder(cameras, self._space, spec.num_envs, cap // 2)
             held = max(1, _MAX_PIXELS * cap // self._cameras.nbytes)
             self._max_waiting = min(_MAX_WAITING, held)
             self._max_acked = min(_MAX_ACKED, held // 4)

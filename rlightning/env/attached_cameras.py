@@ -28,14 +28,15 @@ from rlightning.errors import (
 )
 from rlightning.types import EnvRet
 from rlightning.v1 import env_service_pb2 as pb
+from rlightning.wire.frame import DEFAULT_LIMITS
 
 _FORMATS: dict[int, PictureFormat] = {
     pb.PICTURE_FORMAT_PNG: "png",
     pb.PICTURE_FORMAT_JPEG: "jpeg",
 }
 
-# As `rpc.max_message_bytes`.
-_MAX_BYTES = 80 * 2**20
+# As `rpc.max_message_bytes` lets through twice.
+_MAX_BYTES = DEFAULT_LIMITS.max_bytes // 2
 
 
 class CameraDecoder:
@@ -45,7 +46,8 @@ class CameraDecoder:
         cameras: Of the hello; at least one.
         space: Space of one row's observation.
         rows: Of the group.
-        max_bytes: What the pixels of one observation may take.
+        max_bytes: What the pixels of one observation may take: half of the largest message, which
+            has two where an episode ends.
 
     Attributes:
         lossy: Names of the cameras whose pictures lose something on the way.
@@ -98,7 +100,7 @@ class CameraDecoder:
         if self.nbytes > max_bytes:
             raise ResourceExhaustedError(
                 f"cameras: the pixels of {rows} rows take {self.nbytes} bytes; "
-                f"services.env.rpc.max_message_bytes of the server allows {max_bytes}",
+                f"half of services.env.rpc.max_message_bytes of the server allows {max_bytes}",
                 reason="PICTURES_TOO_LARGE",
             )
 

@@ -488,7 +488,8 @@ class PolicyClient:
         if session.memory is not None:
             session.memory.begin(ask.sent_ns)
         writer = Writer(memory=session.memory)
-        fill_env_ret(step.env_ret, ask.env_ret, writer)
+        # A policy acts on the observations of episodes that go on.
+        fill_env_ret(step.env_ret, ask.env_ret, writer, final=False)
         if self._carried is not None and not ask.reset_state:
             fill_value(step.state, self._carried.of(ask.env_ret), writer)
         data = writer.finish(request)

@@ -47,6 +47,8 @@ __all__ = ["Session", "SessionHandler", "SessionMethod", "SessionRegistry", "run
 logger = logging.getLogger(__name__)
 
 _AFTERMATH_S = 1.0
+# Twice what the spec of a hello may take (`Limits.max_kept_bytes`).
+_MAX_HELLO_BYTES = 8 * 2**20
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -64,11 +66,13 @@ class SessionHandler(ABC, Generic[RequestT, ResponseT]):
         response_type: Message of the server; has `welcome`, `heartbeat`, `drain` and others.
         shares_memory: Whether tensors of a request may lie in memory that its client shares, and
             changes once the request is answered: nothing may be a view of them then.
+        max_hello_bytes: Largest hello in bytes; `rpc.max_message_bytes` if that is less.
     """
 
     request_type: type[RequestT]
     response_type: type[ResponseT]
     shares_memory = False
+    max_hello_bytes = _MAX_HELLO_BYTES
 
     @abstractmethod
     async def on_open(self, session: Session, reader: Reader[RequestT]) -> ResponseT:
@@ -180,8 +184,8 @@ class _Conversation:
         self._handler = stream.handler
         self._rpc = registry.rpc
         self._method = registry.method
-        self._cap = registry.rpc.max_message_bytes
-        self._limits = Limits(max_bytes=self._cap)
+        self._cap = min(self._handler.max_hello_bytes, self._rpc.max_message_bytes)
+        self._limits = Limits(max_bytes=self._rpc.max_message_bytes)
         self._memory: memoryview | None = None
 
     async def run(self) -> None:
@@ -237,15 +241,7 @@ class _Conversation:
         self._stream.heard_ns = time.monotonic_ns()
         self._stream.messages.received += 1
         if len(data) > self._cap:
-            raise ResourceExhaustedError(
-                status.too_large(
-                    len(data),
-                    self._cap,
-                    self._method,
-                    session=self._cap < self._rpc.max_message_bytes,
-                ),
-                reason="MESSAGE_TOO_LARGE",
-            )
+            raise ResourceExhaustedError(self._too_large(len(data)), reason="MESSAGE_TOO_LARGE")
         return Reader(
             self._handler.request_type,
             data,
@@ -253,6 +249,12 @@ class _Conversation:
             memory=self._memory,
             max_total_bytes=self._cap,
         )
+
+    def _too_large(self, size: int) -> str:
+        if not self._stream.opened and self._cap == self._handler.max_hello_bytes:
+            return f"a hello of {size} bytes passes the cap of {self._cap} bytes"
+        of_session = self._cap < self._rpc.max_message_bytes
+        return status.too_large(size, self._cap, self._method, session=of_session)
 
     async def _open(self, reader: Reader[Any]) -> Session:
         stream, rpc = self._stream, self._rpc

@@ -45,13 +45,14 @@ def decode_env_ret(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> EnvRet:
     return read_env_ret(r.message, r)
 
 
-def fill_env_ret(pb: env_ret_pb2.EnvRet, env_ret: EnvRet, w: Writer) -> None:
+def fill_env_ret(pb: env_ret_pb2.EnvRet, env_ret: EnvRet, w: Writer, *, final: bool = True) -> None:
     """Writes an EnvRet into its empty message.
 
     Args:
         pb: The message to fill.
         env_ret: What to send; nothing of it may change before `w.finish`.
         w: The writer of the whole message.
+        final: Whether to write what `info` says of ended rows, too.
 
     Raises:
         CodecError: Something in it cannot be sent; the path says where.
@@ -62,7 +63,9 @@ def fill_env_ret(pb: env_ret_pb2.EnvRet, env_ret: EnvRet, w: Writer) -> None:
     _fill_field(pb.last_terminated, env_ret.last_terminated, "last_terminated", w)
     _fill_field(pb.last_truncated, env_ret.last_truncated, "last_truncated", w)
     info: Mapping[str, Any] = env_ret.info
-    if info and "final_rows" in info:
+    if info and not final:
+        info = _without_final(info)
+    elif info and "final_rows" in info:
         info = _fill_final(pb, info, w)
     if info:
         _fill_mapping(pb.info, info, "info", w)
@@ -111,6 +114,10 @@ def _fill_final(pb: env_ret_pb2.EnvRet, info: Mapping[str, Any], w: Writer) -> M
         for name in _FINAL[1:]:
             if name in info:
                 _fill_field(getattr(pb, name), info[name], name, w)
+    return _without_final(info)
+
+
+def _without_final(info: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in info.items() if key not in _FINAL}
 
 

@@ -32,7 +32,7 @@ _MessageT = TypeVar("_MessageT", bound=Message)
 class Limits:
     """What a message may ask of its reader; checked before anything is allocated for it."""
 
-    max_bytes: int = 80 * 2**20
+    max_bytes: int = 160 * 2**20  # as `rpc.max_message_bytes`
     """Size of the encoded message, and of one value of all the spaces in it."""
     max_depth: int = 32
     """Levels of nesting of a value or a space; one that holds nothing has one. At most 32."""

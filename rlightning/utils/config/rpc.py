@@ -31,7 +31,8 @@ class RpcConfig(Config):
     """Limits and times of the connections of one service, on both of its sides.
 
     Attributes:
-        max_message_bytes: Largest gRPC message, in bytes, that either side sends or takes.
+        max_message_bytes: Largest gRPC message, in bytes, that either side sends or takes. The
+            default has room for two observations of 64 MB, as there are where an episode ends.
         heartbeat_s: How often a client tells that it is alive, in seconds.
         lease_s: After how much silence, in seconds, either side takes the other for dead.
         resume_window_s: How long after a cut a session can still be taken over, in seconds.
@@ -49,7 +50,7 @@ class RpcConfig(Config):
             pass through the connection. 0: none.
     """
 
-    max_message_bytes: int = Field(default=80 * MIB, ge=64 * 2**10, le=2**31 - 1)
+    max_message_bytes: int = Field(default=160 * MIB, ge=64 * 2**10, le=2**31 - 1)
     heartbeat_s: float = Field(default=2.0, gt=0)
     lease_s: float = Field(default=10.0, gt=0)
     resume_window_s: float = Field(default=30.0, ge=0)

@@ -16,7 +16,7 @@ from rlightning.testing import assert_eventually
 from rlightning.types import EnvRet
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
-from tests.integration.rpc.echo import EchoService
+from tests.integration.rpc.echo import EchoHandler, EchoService
 from tests.integration.rpc.harness import (
     FAST,
     EchoClient,
@@ -81,15 +81,18 @@ async def test_a_message_past_the_transport_cap_names_size_cap_and_key():
             assert "services.policy.rpc.max_message_bytes" in str(client.session.failure)
 
 
-@pytest.mark.parametrize("megabytes", [6, 64])
-async def test_large_observations_pass_with_the_defaults(megabytes):
-    async with (
-        running(rpc=RpcConfig()) as (_, server),
-        connected(server.address, rpc=RpcConfig()) as client,
-    ):
-        observation = np.arange(megabytes * 2**20 // 4, dtype=np.int32)
-        answer = await client.ask(observation, timeout_s=20)
-        assert answer.seq == 1
+async def test_a_hello_is_small_and_what_follows_it_need_not_be(monkeypatch):
+    monkeypatch.setattr(EchoHandler, "max_hello_bytes", 4096)
+    async with running() as (service, server):
+        async with raw_call(server.address) as call:
+            await call.write(hello("a" * 5000))
+            code, details = await status_of(call)
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "a hello of 50" in details
+            assert "passes the cap of 4096 bytes" in details
+            assert tuple(service.registry.sessions) == ()
+        async with connected(server.address) as client:
+            assert (await client.ask(np.zeros(10**5, np.uint8))).seq == 1
 
 
 async def test_an_answer_past_the_cap_is_the_services_own_error():

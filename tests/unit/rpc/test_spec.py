@@ -5,11 +5,18 @@ import pytest
 from gymnasium import spaces
 
 from rlightning.errors import InvalidRequestError, PreconditionError
-from rlightning.rpc.spec import check_spec, diff_spec, session_cap, shared_bytes, space_bytes
+from rlightning.rpc.spec import (
+    check_spec,
+    diff_spec,
+    needed_bytes,
+    session_cap,
+    shared_bytes,
+    space_bytes,
+)
 from rlightning.types import EnvMeta
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import space_pb2
-from rlightning.wire import Reader, Writer, encode_space, fill_env_meta
+from rlightning.wire import Limits, Reader, Writer, encode_space, fill_env_meta
 
 RPC = RpcConfig()
 BOX = spaces.Box(-1, 1, (3, 4), np.float32)
@@ -86,6 +93,13 @@ def test_the_cap_counts_every_agent():
         "env", {"a": spaces.Discrete(2), "b": spaces.Discrete(2)}, {"a": BOX, "b": BOX}, 2
     )
     assert session_cap(meta_message(meta), RPC) == 2 * (2 * 96 + 16) + RPC.info_budget_bytes
+
+
+def test_two_observations_of_64_mb_fit_the_default():
+    picture = spaces.Box(0, 255, (64, 2**20), np.uint8)
+    meta = EnvMeta("env", spaces.Discrete(2), picture, 1)
+    assert needed_bytes(meta, RpcConfig()) < RpcConfig().max_message_bytes
+    assert Limits().max_bytes == RpcConfig().max_message_bytes
 
 
 def test_the_cap_never_passes_the_transport_and_needs_spaces():

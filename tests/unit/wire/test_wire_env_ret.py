@@ -15,6 +15,7 @@ from rlightning.types import (
 from rlightning.v1 import buffer_service_pb2, env_ret_pb2, policy_response_pb2
 from rlightning.wire import (
     Batch,
+    Writer,
     decode_batch,
     decode_env_ret,
     decode_policy_response,
@@ -22,6 +23,7 @@ from rlightning.wire import (
     encode_env_ret,
     encode_policy_response,
     encode_value,
+    fill_env_ret,
 )
 
 
@@ -103,6 +105,13 @@ def test_what_ended_travels_in_fields_of_its_own():
     assert back.info["final_rows"].dtype == np.int32
     np.testing.assert_equal(back.info, env_ret.info)
     assert list(env_ret.info)[1] == "final_rows"  # the sender's dict is as it was
+
+
+def test_what_ended_may_be_left_out():
+    info = {"score": 1, "final_rows": np.array([1]), "final_observation": np.zeros((1, 4))}
+    message, writer = env_ret_pb2.EnvRet(), Writer()
+    fill_env_ret(message, make_env_ret(info=info), writer, final=False)
+    assert decode_env_ret(writer.finish(message)).info == {"score": 1}
 
 
 def test_nothing_ended_means_no_keys():

@@ -205,7 +205,7 @@ TWO = discrete(n=2, dtype=DTYPE_INT64)
         (space_pb2.Space(discrete={"n": 2, "dtype": DTYPE_INT64}, max_bytes=-1), "", "negative"),
         (box(F0, F1, [2], 77), "", "unknown dtype 77"),
         (box(F0, F1, [-2], DTYPE_FLOAT32), "", "negative axis"),
-        (box(F0, F1, [2**40], DTYPE_FLOAT32), "", "needs more than 83886080 bytes"),
+        (box(F0, F1, [2**40], DTYPE_FLOAT32), "", "needs more than 167772160 bytes"),
         (box(F0, F1, [2**40, 2**40], DTYPE_FLOAT32), "", "too large"),
         (box(F0, tensor(np.float64(1)), [2], DTYPE_FLOAT32), "high", "expected float32"),
         (box(F0, tensor(np.ones(3, "f4")), [2], DTYPE_FLOAT32), "high", r"expected shape \[2\]"),

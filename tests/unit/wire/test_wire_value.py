@@ -282,7 +282,7 @@ def array_map(kind="O", shape=(3,), rows=(0, 2), values=(1, 2), **more):
         (array_map(shape=[[3]]), "shape", "expected a tensor of int64"),
         (array_map(shape=[10**12]), "", "more than 10000 values"),
         (array_map(shape=[2**40, 2**40]), "", "too large"),
-        (array_map(kind="U9999999", shape=[9000]), "", "needs more than 83886080 bytes"),
+        (array_map(kind="U9999999", shape=[9000]), "", "needs more than 167772160 bytes"),
         (array_map(rows=[2, 0]), "rows", "ascending positions below 3"),
         (array_map(rows=[1, 1]), "rows", "ascending"),
         (array_map(rows=[-1, 0]), "rows", "ascending"),
