@@ -65,7 +65,7 @@ async def test_a_message_past_the_session_cap_is_refused_on_both_sides():
 
 
 async def test_a_message_past_the_transport_cap_names_size_cap_and_key():
-    small = RpcConfig(heartbeat_s=0.1, lease_s=0.6, max_message_bytes=2**17)
+    small = RpcConfig(heartbeat_s=0.1, lease_s=10, max_message_bytes=2**17)
     async with running(rpc=small) as (_, server):
         async with connected(server.address, rpc=small) as client:
             big = client.encode(1, EnvRet("env", np.zeros(2**17, np.uint8)))

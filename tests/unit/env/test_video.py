@@ -6,8 +6,10 @@ import subprocess
 from typing import Any
 
 import gymnasium as gym
+import imageio_ffmpeg
 import numpy as np
 import pytest
+import torch
 
 from rlightning.env.utils.libero_utils import (
     list_of_dict_to_dict_of_list,
@@ -39,7 +41,7 @@ class Shades(gym.Env[Any, Any]):
 
 
 def frames(path: Any, height: int, width: int) -> Any:
-    ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
+    ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
     command = [ffmpeg, "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=60)
     return np.frombuffer(done.stdout, np.uint8).reshape(-1, height, width, 3)
@@ -47,7 +49,6 @@ def frames(path: Any, height: int, width: int) -> Any:
 
 @pytest.mark.parametrize("info_on_video", [False, True])
 def test_every_episode_has_a_film(tmp_path: Any, info_on_video: bool) -> None:
-    pytest.importorskip("imageio_ffmpeg")
     options = VideoOptions.of(
         {"save_video": True, "info_on_video": info_on_video, "video_base_dir": str(tmp_path)}
     )
@@ -67,7 +68,6 @@ def test_every_episode_has_a_film(tmp_path: Any, info_on_video: bool) -> None:
 
 
 def test_frames_make_a_film(tmp_path: Any) -> None:
-    pytest.importorskip("imageio_ffmpeg")
     shades = [np.full((16, 16, 3), shade, np.uint8) for shade in (0, 200)]
     path = save_rollout_video(shades, tmp_path / "new", "two", fps=5)
     assert path == tmp_path / "new" / "two.mp4"
@@ -98,7 +98,6 @@ def test_what_is_written_leaves_the_picture_as_it_was() -> None:
 
 
 def test_values_become_tensors() -> None:
-    torch = pytest.importorskip("torch")
     value = {"a": np.zeros(2), "b": (np.ones(1, np.uint16), "text"), "c": torch.ones(1)}
     made = to_tensor(value)
     assert (made["a"].dtype, made["b"][0].dtype) == (torch.float32, torch.int32)
