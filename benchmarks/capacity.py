@@ -113,6 +113,7 @@ class Host:
         nbytes: Size of one row's observation.
         samples_per_insert: How often the learner takes each row.
         batch: Rows in a batch.
+        kept: Rows that buffer servers keep of it.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Host:
     nbytes: int
     samples_per_insert: float = 1.0
     batch: int = 256
+    kept: int = 100_000
 
     def work(self, hosts: int) -> Work:
         """Returns what so many of them let pass through in a second."""
@@ -147,54 +149,93 @@ class Limits:
         cores: Part of a core that its event loop may use, so that what comes in bursts does not wait.
         sessions: Sessions that it takes: `rpc.max_sessions`.
         bytes: Bytes a second of a network card, each way.
+        memory: Bytes that it may take.
     """
 
     cores: float = 0.7
     sessions: int = 1024
     bytes: float = 1.25e9
+    memory: float = 16 * 2**30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a process of a service is resident with, in bytes.
+
+    Attributes:
+        base: With next to nothing to do.
+        group: More for each group that has a session with it.
+    """
+
+    base: float = 0.0
+    group: float = 0.0
 
 
 @dataclass(frozen=True)
 class Need:
-    """How many processes of a service some hosts need, and what decides it."""
+    """How many processes of a service some hosts need, and what decides it.
+
+    Attributes:
+        role: The service.
+        cores: Cores that its processes use, all together, as do the following.
+        bytes: Bytes a second that pass through.
+        sessions: Sessions.
+        memory: Bytes that are resident.
+        processes: How many there have to be.
+        because: Of what one would have too little.
+        full: How many times one process would be full of that.
+    """
 
     role: str
     cores: float
     bytes: float
     sessions: int
+    memory: float
     processes: int
     because: str
+    full: float
 
 
-def needs(host: Host, hosts: int, costs: Costs, limits: Limits) -> list[Need]:
-    """Returns what each service beside the hosts needs; of the fullest comes first."""
+def needs(
+    host: Host, hosts: int, costs: Costs, limits: Limits, memory: Mapping[str, Memory]
+) -> list[Need]:
+    """Returns what each service beside the hosts needs; of the fullest comes first.
+
+    Of a service that `memory` leaves out it counts what is stored.
+    """
     work = host.work(hosts)
     cores = cores_of(work, costs)
     sessions = hosts * host.groups
     found = []
-    for role, moved, open_sessions in (
-        ("policy", work.bytes, sessions),
-        ("buffer", max(work.bytes, work.batch_bytes), sessions),
-        ("learner", work.batch_bytes, 1),
+    for role, moved, open_sessions, stored in (
+        ("policy", work.bytes, sessions, 0),
+        ("buffer", max(work.bytes, work.batch_bytes), sessions, hosts * host.kept * host.nbytes),
+        ("learner", work.batch_bytes, 1, 0),
     ):
-        full = {
+        own = memory.get(role, Memory())
+        shared = stored + own.group * open_sessions
+        each = {
             "CPU": cores[role] / limits.cores,
             "network": moved / limits.bytes,
             "sessions": open_sessions / limits.sessions,
+            "memory": shared / (limits.memory - own.base),
         }
-        because = max(full, key=lambda name: full[name])
-        processes = max(1, math.ceil(full[because]))
-        found.append(Need(role, cores[role], moved, open_sessions, processes, because))
-    return sorted(found, key=lambda need: -_fullness(need, limits))
+        because = max(each, key=lambda name: each[name])
+        full = each[because]
+        processes = max(1, math.ceil(full))
+        resident = shared + processes * own.base
+        found.append(
+            Need(
+                *(role, cores[role], moved, open_sessions, resident),
+                *(processes, because, full),
+            )
+        )
+    return sorted(found, key=lambda need: -need.full)
 
 
-def most_hosts(host: Host, role: str, costs: Costs, limits: Limits) -> float:
+def most_hosts(
+    host: Host, role: str, costs: Costs, limits: Limits, memory: Mapping[str, Memory]
+) -> float:
     """Returns how many hosts one process of a service is enough for."""
-    (need,) = (one for one in needs(host, 1, costs, limits) if one.role == role)
-    return 1 / _fullness(need, limits)
-
-
-def _fullness(need: Need, limits: Limits) -> float:
-    return max(
-        need.cores / limits.cores, need.bytes / limits.bytes, need.sessions / limits.sessions
-    )
+    (need,) = (one for one in needs(host, 1, costs, limits, memory) if one.role == role)
+    return 1 / need.full

@@ -10,7 +10,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +23,7 @@ from benchmarks.capacity import (
     Host,
     Limits,
     Measured,
+    Memory,
     Work,
     cores_of,
     fit,
@@ -117,7 +118,7 @@ def main() -> int:
         _print_check(_read(kept["check"]), costs)
         if "learner" not in parts:
             _print_learner(**kept["learner"])
-        _print_predictions(costs)
+        _print_predictions(costs, _memory_of(kept["extras"]))
         _print_gpu()
     return 0
 
@@ -232,12 +233,20 @@ def _print_check(runs: Sequence[Measured], costs: Costs) -> None:
     print("; ".join(told) + ".")
 
 
-def _print_predictions(costs: Costs) -> None:
+def _memory_of(extras: Mapping[str, float]) -> dict[str, Memory]:
+    """Returns what servers are resident with; a learner's memory goes by its network, not by groups."""
+    return {
+        role: Memory(extras[f"{role}_mib"] * MIB, extras[f"{role}_mib_per_group"] * MIB)
+        for role in ("policy", "buffer")
+    }
+
+
+def _print_predictions(costs: Costs, memory: Mapping[str, Memory]) -> None:
     limits = Limits()
     for host in HOSTS:
         print(f"\n### Predicted, not run: each host has {host.name}\n")
         full = ", ".join(
-            f"{role} {most_hosts(host, role, costs, limits):,.0f}"
+            f"{role} {most_hosts(host, role, costs, limits, memory):,.0f}"
             for role in ("policy", "buffer", "learner")
         )
         own = cores_of(host.work(1), costs)["env"]
@@ -245,15 +254,16 @@ def _print_predictions(costs: Costs) -> None:
             f"One process is enough for so many hosts: {full}. A host's own env server uses {own:.2f} cores"
         )
         print("beside its envs.\n")
-        print("| hosts | env steps/s | MB/s in | service | cores | processes | because of |")
-        print("|---|---|---|---|---|---|---|")
+        print("| hosts | env steps/s | MB/s in | service | cores | GiB | processes | because of |")
+        print("|---|---|---|---|---|---|---|---|")
         for hosts in (10, 100, 1000):
             work = host.work(hosts)
-            for number, need in enumerate(needs(host, hosts, costs, limits)):
+            for number, need in enumerate(needs(host, hosts, costs, limits, memory)):
                 first = (f"{hosts:,}", f"{work.rows:,.0f}", f"{work.bytes / 1e6:,.1f}")
                 cells = first if not number else ("", "", "")
+                gib = f"{need.memory / 2**30:,.1f}" if need.role in memory else ""
                 print(
-                    "| " + " | ".join(cells) + f" | {need.role} | {need.cores:.2f} | "
+                    "| " + " | ".join(cells) + f" | {need.role} | {need.cores:.2f} | {gib} | "
                     f"{need.processes} | {need.because} |"
                 )
 

@@ -16,7 +16,13 @@ DASHBOARD = MONITORING / "grafana" / "dashboards" / "rlightning.json"
 # Those that Prometheus itself makes: of its targets, and of its alerts.
 OF_PROMETHEUS = {"up", "ALERTS"}
 
-_SELECTOR = re.compile(r"\b(rlightning_\w+|process_\w+|up|ALERTS)\b(?:\{([^}]*)\})?")
+# Whatever is no function, aggregation or word of PromQL, number, unit or variable of Grafana.
+_SELECTOR = re.compile(r"(?<![\w.$])([a-zA-Z_:][\w:]*)\b(?!\s*\()(?:\{([^}]*)\})?")
+_WORDS = {"and", "or", "unless", "bool", "offset", "group_left", "group_right", "inf", "nan"}
+# Lists of labels, and what the adapter of autoscalers fills in.
+_NO_SERIES = re.compile(
+    r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)|<<[^>]*>>", re.IGNORECASE
+)
 _MATCHER = re.compile(r'(\w+)(=~|=)"([^"]*)"')
 
 
@@ -60,7 +66,8 @@ def selectors(expression: str) -> list[tuple[str, dict[str, str]]]:
                 for label, operator, value in _MATCHER.findall(matchers)
             },
         )
-        for name, matchers in _SELECTOR.findall(expression)
+        for name, matchers in _SELECTOR.findall(_NO_SERIES.sub("", expression))
+        if name.lower() not in _WORDS
     ]
 
 

@@ -38,6 +38,7 @@ from rlightning.errors import (
     ReplayError,
     UnavailableError,
 )
+from rlightning.latency import LatencyStats
 from rlightning.rpc.loop import shared_loop
 from rlightning.rpc.status import UNKNOWN_ENV
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
@@ -117,6 +118,7 @@ class RemoteStorage:
         self._loop = shared_loop()
         self._client = self._loop.run(self._make_client())
         self._writers: dict[str, _Writer] = {}
+        self._latency = LatencyStats()
 
     async def _make_client(self) -> BufferClient:  # gRPC's objects belong to their loop
         return BufferClient(self._address, **self._dial)
@@ -242,10 +244,22 @@ class RemoteStorage:
         )
 
     def print_timing_summary(self, reset: bool = False) -> None:
-        """Logs latencies of the server, at level DEBUG."""
+        """Logs latencies of the server and of what was sent to it from here, at level DEBUG.
+
+        Args:
+            reset: Forget those of what was sent; the server's, of all its clients, stay.
+        """
         status = self._describe()
-        for name, summary in ({} if status is None else status.stats["latency"]).items():
+        stages = {} if status is None else status.stats["latency"]
+        for name, summary in {**stages, **self._run(self._sent(reset))}.items():
             logger.debug("buffer server %s %s: %s", self._address, name, summary)
+
+    async def _sent(self, reset: bool) -> Mapping[str, Any]:
+        """Returns how long inserts took, read on the loop that records them."""
+        summary = self._latency.summary()
+        if reset:
+            self._latency.clear()
+        return summary
 
     # Adding.
 
@@ -342,7 +356,7 @@ class RemoteStorage:
         return writer
 
     async def _open(self, meta: EnvMeta) -> InsertClient:
-        client = InsertClient(self._address, spec=meta, **self._dial)
+        client = InsertClient(self._address, spec=meta, stats=self._latency, **self._dial)
         try:
             await client.start(self._timeout_s)
         except BaseException:

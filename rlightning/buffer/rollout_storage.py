@@ -41,9 +41,8 @@ class RolloutStorage(Storage):
         super().clear()
         self.rollouts.clear()
 
-    def get_data(self) -> dict[str, Any]:
-        """Returns copies of all stored transitions; {} if none ever was stored."""
-        return self.rollouts.complete() if self.rollouts.groups else super().get_data()
+    def _get_columns(self) -> dict[str, Any]:
+        return self.rollouts.complete() if self.rollouts.groups else super()._get_columns()
 
     def read(self, index: Index) -> Any:
         """Returns copies of what is stored; see `DataContainer.read`."""

@@ -140,6 +140,19 @@ def train(
             "--lockstep", help="Let envs and learner take turns: slow, and the same every time."
         ),
     ] = False,
+    end_is_ok: Annotated[
+        bool,
+        typer.Option(
+            "--end-is-ok", help="Exit with 0 at the end of the run, also if it missed its target."
+        ),
+    ] = False,
+    stop_is_ok: Annotated[
+        bool,
+        typer.Option(
+            "--stop-is-ok",
+            help="Exit with 0 after SIGTERM too, once the checkpoint is written, rather than 130.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON line on stdout, the rest on stderr.")
     ] = False,
@@ -148,9 +161,11 @@ def train(
 ) -> None:
     """Start the services of a config and train until its target return.
 
-    Exits with 0 when the target was reached (without a target: when all steps were taken), else 1.
+    Exits with 0 when the target was reached (without a target: when all steps were taken), else 1;
+    Ctrl-C and SIGTERM: 130. What restarts a failed command needs `--end-is-ok`, or a run that
+    missed its target goes on from its end for ever.
     """
-    with one_line_errors(debug=debug):
+    with one_line_errors(debug=debug, stop_is_ok=stop_is_ok):
         from rlightning.cluster.past_runs import LATEST, find_resumable, find_run
         from rlightning.cluster.runs import run_name
         from rlightning.cluster.train import train as run_training
@@ -185,7 +200,7 @@ def train(
             dashboard=dashboard,
             note=note,
         )
-    raise typer.Exit(0 if reached else EXIT_FAILED)
+    raise typer.Exit(0 if reached or end_is_ok else EXIT_FAILED)
 
 
 @app.command()

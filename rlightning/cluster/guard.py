@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -26,20 +27,22 @@ _REFUSED = (
 
 
 @contextmanager
-def one_line_errors(*, debug: bool) -> Iterator[None]:
+def one_line_errors(*, debug: bool, stop_is_ok: bool = False) -> Iterator[None]:
     """Reports an error of this library on stderr and exits: 2 for a bad config, else 1.
 
     So it does for a file that cannot be written, such as on a full disk. Bugs keep their traceback;
-    with `debug` every error does. Ctrl-C exits with 130.
+    with `debug` every error does. Ctrl-C exits with 130, and so does SIGTERM, unless `stop_is_ok`:
+    then with 0.
     """
     warnings.formatwarning = _one_line
     try:
         yield
-    except KeyboardInterrupt:
-        if debug:
+    except KeyboardInterrupt as stopped:
+        asked_for = stop_is_ok and signal.SIGTERM in stopped.args
+        if debug and not asked_for:
             raise
         typer.echo("interrupted", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise typer.Exit(0 if asked_for else EXIT_INTERRUPTED) from None
     except RLightningError as error:
         if debug:
             raise

@@ -8,8 +8,9 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from rlightning.utils.log_fields import log_fields
 
@@ -21,10 +22,15 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 HUMAN_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 
 
-class HumanFormatter(logging.Formatter):
-    """Time, level, logger and message; of the fields only the trace, if there is one.
+# What people see of the fields of a line: those by which they find it in what others say.
+_SHORT = {"session_id": "session", "env_id": "env", "seq": "seq", "trace_id": "trace"}
+_PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
 
-    Messages name their session and env already.
+
+class HumanFormatter(logging.Formatter):
+    """Time, level, logger and message; then session, env, sequence number and trace it belongs to.
+
+    Those that there are, as `[session=... env=... seq=... trace=...]`.
     """
 
     def __init__(self) -> None:
@@ -33,9 +39,7 @@ class HumanFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Returns the line of a record, without its exception."""
         record.message = _shown(record.message)
-        text = super().formatMessage(record)
-        trace_id = log_fields(record).get("trace_id")
-        return text if trace_id is None else f"{text} [trace {trace_id}]"
+        return super().formatMessage(record) + _ids(log_fields(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -88,11 +92,21 @@ def readable(line: str) -> str:
         written = datetime.fromisoformat(told["ts"])
         text = (
             f"{written:%H:%M:%S}.{written.microsecond // 1000:03d} {told['level']:7} "
-            f"{told['logger']}: {_shown(str(told['message']))}"
+            f"{told['logger']}: {_shown(str(told['message']))}{_ids(told)}"
         )
     except (ValueError, LookupError, TypeError):
         return line
     return text
+
+
+def _ids(fields: Mapping[str, Any]) -> str:
+    """Returns the end of a line for people; values that could be read as several are in quotes."""
+    values = {name: str(fields[key]) for key, name in _SHORT.items() if key in fields}
+    shown = (
+        f"{name}={value if _PLAIN.fullmatch(value) else json.dumps(value)}"
+        for name, value in values.items()
+    )
+    return f" [{' '.join(shown)}]" if values else ""
 
 
 def _shown(message: str) -> str:

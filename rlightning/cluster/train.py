@@ -190,7 +190,7 @@ def _learn(
 ) -> tuple[str, Progress]:
     """Learns until the target is reached or the steps are used up; returns how it ended."""
     stats = LearnerStats() if checkpoint is None else checkpoint.stats()
-    folder = run.tensorboard if config.log.backend == "tensorboard" else None
+    folder = None if config.log.backend == "none" else run.tensorboard
     with Scalars(folder) as scalars:
         monitor = Monitor(
             backend, stats, run=run, display=display, scalars=scalars, train=config.train

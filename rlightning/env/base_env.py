@@ -17,6 +17,7 @@ import numpy as np
 
 from rlightning.env.utils.options import check_extras
 from rlightning.env.utils.utils import default_env_preprocess_fn
+from rlightning.errors import ConfigError
 from rlightning.latency import LatencyStats
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
@@ -192,7 +193,16 @@ class BaseEnv(ABC):
         """Takes device memory again; to override."""
 
     def apply_evaluate_cfg(self) -> None:
-        """Applies `config.evaluate_cfg`; to override. A reset must follow."""
+        """Applies `config.evaluate_cfg`; to override. A reset must follow.
+
+        Raises:
+            ConfigError: There is one, and the class does not override this.
+        """
+        if self.config.evaluate_cfg is not None:
+            raise ConfigError(
+                f"env.evaluate_cfg: {type(self).__name__} cannot change its env for an evaluation; "
+                "override apply_evaluate_cfg and restore_evaluate_cfg, or leave evaluate_cfg out"
+            )
 
     def restore_evaluate_cfg(self) -> None:
         """Undoes `apply_evaluate_cfg`; to override. A reset must follow."""

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -40,7 +41,6 @@ from rlightning.rpc.spec import shared_bytes
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
 from rlightning.utils.config import DEFAULT_POLICY, ClientAuthConfig, RpcConfig
-from rlightning.utils.utils import InternalFlag
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.v1.session_pb2 import Stages, Timing
 from rlightning.wire import (
@@ -142,7 +142,6 @@ class PolicyClient:
         self.stats = LatencyStats() if stats is None else stats
         self.one_way_unknown = 0
         self._answered: tuple[int, tuple[Any, ...]] | None = None
-        self._debug = InternalFlag.DEBUG
         self._rpc = rpc
         self._auth = auth
         self._policy = policy
@@ -313,8 +312,8 @@ class PolicyClient:
             self._ask = None
         if self.stats.enabled:
             self._record(session, ask)
-            if self._debug:
-                self._mark_left(response)
+            if self._answered is not None:
+                response.mark_left(partial(_left, *self._answered))
         return response
 
     async def publish_weights(
@@ -553,13 +552,6 @@ class PolicyClient:
         self._answered = ask.seq, stamps
         self.stats.record_stamps(ACT, stamps)
 
-    def _mark_left(self, response: PolicyResponse) -> None:
-        """Tells envs, which record it under DEBUG, when an answer left the policy server."""
-        times = self.times
-        if times is not None and times.ways is not None:
-            left_ns = times.heard_ns - round(times.ways.downlink_s * 1e9)
-            response.mark_left(left_ns, round(times.ways.uncertainty_s * 1e9))
-
     def _set_alarm(self, ask: _Ask) -> None:
         # One timer outlives many requests: setting and cancelling one for each costs more.
         left_s = (ask.deadline_ns - time.monotonic_ns()) * 1e-9
@@ -602,6 +594,15 @@ class _Ask:
     timing: Timing | None = None
     stages: Stages | None = None
     heard_ns: int = 0
+
+
+def _left(seq: int, stamps: tuple[Any, ...]) -> tuple[int, int] | None:
+    """Returns when an answer left the policy server, and how far that may be off, in ns."""
+    times = ActTimes.of(seq, ActStamps(*stamps))
+    if times.ways is None:
+        return None
+    left_ns = times.heard_ns - round(times.ways.downlink_s * 1e9)
+    return left_ns, round(times.ways.uncertainty_s * 1e9)
 
 
 def _for_policy(env_ret: EnvRet, *, recurrent: bool) -> EnvRet:

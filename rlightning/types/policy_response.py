@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from rlightning.utils.conversions import Device
 
 # Attributes that say whose answer this is and when it was made; all others are outputs.
-_NOT_DATA = frozenset({"env_id", "ts_policy_sent_ns", "policy_version", "seq", "_left"})
+_NOT_DATA = frozenset({"env_id", "ts_policy_sent_ns", "policy_version", "seq"})
+# When something left, in ns of this process's monotonic clock, and how far that may be off.
+Left = tuple[int, int]
 
 
 class PolicyResponse(SimpleNamespace):
@@ -42,17 +44,19 @@ class PolicyResponse(SimpleNamespace):
         ts_policy_sent_ns: When this left the policy; absent before `mark_policy_sent`.
     """
 
+    # Beside the attributes, since it means nothing to another process.
+    __slots__ = ("__weakref__", "_left")
+
     env_id: str
+    _left: Left | Callable[[], Left | None]
 
     def __init__(self, env_id: str, **data: Any) -> None:
         super().__init__(**data)
         self.env_id = env_id
 
-    # SimpleNamespace would call the class without its required argument to copy it. By which clock
-    # it left means nothing to another process.
+    # SimpleNamespace would call the class without its required argument to copy it.
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {name: value for name, value in self.__dict__.items() if name != "_left"}
-        return copyreg.__newobj__, (type(self),), state  # type: ignore[attr-defined]
+        return copyreg.__newobj__, (type(self),), self.__dict__  # type: ignore[attr-defined]
 
     @staticmethod
     def make_example(
@@ -80,6 +84,8 @@ class PolicyResponse(SimpleNamespace):
         """Returns a new response with the same values, to convert without changing this one."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
+        if hasattr(self, "_left"):
+            other._left = self._left
         return other
 
     def mark_policy_sent(self) -> Self:
@@ -88,14 +94,14 @@ class PolicyResponse(SimpleNamespace):
         self._left = time.monotonic_ns(), 0
         return self
 
-    def mark_left(self, left_ns: int, within_ns: int = 0) -> Self:
+    def mark_left(self, left: Left | Callable[[], Left | None]) -> Self:
         """Notes when this left the policy, as `corrected_latency` goes by; returns itself.
 
         Args:
-            left_ns: When, in nanoseconds of this process's monotonic clock.
-            within_ns: How far that may be off: where it comes from another clock.
+            left: When, in nanoseconds of this process's monotonic clock, and how far that may be
+                off; or what returns them if it is asked, None where that is not known.
         """
-        self._left = left_ns, within_ns
+        self._left = left
         return self
 
     def compute_sent_latency(self, now_ns: int | None = None) -> float:
@@ -124,10 +130,13 @@ class PolicyResponse(SimpleNamespace):
             now_ns: Monotonic time in nanoseconds; now if None.
 
         Returns:
-            Two numbers of seconds, the first at least 0.0; None while that is not known, as when
-            another process has sent this whose clock nobody has measured.
+            Two numbers of seconds, the first at least 0.0; None while that is not known: of what no
+            policy has sent, of a copy that was pickled, and of a policy server's answer while its
+            clock is not known, if it was asked twice, or with `log.latency: false`.
         """
-        left: tuple[int, int] | None = self.__dict__.get("_left")
+        left = getattr(self, "_left", None)
+        if callable(left):
+            left = left()
         if left is None:
             return None
         left_ns, within_ns = left

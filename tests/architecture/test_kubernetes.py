@@ -164,6 +164,8 @@ def test_a_learner_that_is_started_again_goes_on_and_another_job_starts_anew(ove
     assert pod["spec"]["restartPolicy"] == "OnFailure"
     options = options_of(container)
     assert (options["resume"], options["or_anew"]) == ("latest", True)
+    # A missed target would be missed again; a pod that was evicted has to be started again.
+    assert (options["end_is_ok"], options["stop_is_ok"]) == (True, False)
     config = config_of(overlay, pod, container)
     # It need not be told to stop: the kernel or a lost node does not.
     assert config.train.save_interval > 0

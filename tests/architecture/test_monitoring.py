@@ -11,7 +11,15 @@ import pytest
 import yaml
 
 from rlightning.utils.config import load_config
-from tests.monitoring import DASHBOARD, MONITORING, alerts, expressions, panels, selectors
+from tests.monitoring import (
+    DASHBOARD,
+    MONITORING,
+    alerts,
+    expressions,
+    panels,
+    selectors,
+    unmatched,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = "docs/runbook.md"
@@ -59,6 +67,20 @@ def test_prometheus_asks_each_service_where_compose_lets_it_show_its_metrics():
     for where, expression in expressions():
         for _, patterns in selectors(expression):
             assert set(patterns.get("job", "learner").split("|")) <= asked.keys(), where
+
+
+def test_a_series_is_whatever_stands_in_an_expression_where_one_does():
+    series = [("rlightning_rows_total", {"job": "a"}), ("grpc_server_started_total", {})]
+    for known in (
+        'sum by (le, job) (rate(rlightning_rows_total{job=~"a"}[$__rate_interval])) > bool 1e3',
+        "rlightning_rows_total offset 5m / on (job) group_left (x) grpc_server_started_total",
+        'scalar(up{job="b"}) * inf or sum without (y) (rlightning_rows_total{<<.LabelMatchers>>})',
+    ):
+        assert unmatched(known, series) == []
+    for name in ("rlightnin_rows_total", "row_total", "rlightning_rows", "grpc_server_started"):
+        assert unmatched(f"sum by (job) (rate({name}[5m])) > 0", series) == [(name, {"": ""})]
+        (missing,) = unmatched(f'up == 0 unless {name}{{job="a"}}', series)
+        assert missing == (name, {"job": "a"})
 
 
 def test_panels_do_not_overlap():

@@ -60,7 +60,7 @@ def test_up_solves_cartpole_serves_on_and_stops(stack):
     containers = stack.containers()
     assert set(containers) == {*SERVICES, "learner", "dashboard"}
     assert {c["State"] for c in containers.values()} == {"running"}
-    # The learner listens on nothing that could be probed.
+    # The learner has no health check: its metrics have ended with the training.
     assert {name: one["Health"] for name, one in containers.items()} == {
         **dict.fromkeys((*SERVICES, "dashboard"), "healthy"),
         "learner": "",

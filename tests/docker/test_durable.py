@@ -101,6 +101,9 @@ def test_nothing_acked_is_lost_and_no_step_is_taken_twice(stack, monkeypatch):
     ledger.check(columns)
     check_dynamics(columns)
 
+    stack("stop", "--timeout", 20)
+    codes = {name: container["ExitCode"] for name, container in stack.containers().items()}
+    assert codes == dict.fromkeys(codes, 0)  # the learner's too, which was training
     folder, steps, version = stack.progress()
     stack.down(volumes=False)
     stack.up()

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import signal
 from contextlib import ExitStack
 
 import pytest
@@ -106,20 +107,28 @@ def test_four_at_once_do_not_collide(tmp_path):
     assert folders == {f"runs/cartpole/{n}" for n in range(1, 5)}
 
 
-def test_ctrl_c_ends_a_run_in_order(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_run_that_is_stopped_ends_in_order_and_has_saved(tmp_path, number, code):
     options = settings("train.target_return=null")
-    with TerminalCommand("train", CARTPOLE, *options, cwd=tmp_path) as command:
-        watch_panel(command)
+    # Ctrl-C comes from a terminal, SIGTERM from another program.
+    kind = TerminalCommand if number == signal.SIGINT else Command
+    with kind("train", CARTPOLE, *options, "--stop-is-ok", cwd=tmp_path) as command:
+        if kind is TerminalCommand:
+            watch_panel(command)
+        else:
+            command.wait_for(r"version [1-9]")
         pids = command.services().values()
         assert len(pids) == 3
-        command.interrupt()
-        assert command.wait() == 130
+        command.process.send_signal(number)
+        assert command.wait() == code
         assert command.stderr == "interrupted\n"
-        # The terminal is as before.
-        assert command.written.rfind("\x1b[?25h") > command.written.rfind("\x1b[?25l") >= 0
+        if kind is TerminalCommand:  # which has its cursor again
+            assert command.written.rfind("\x1b[?25h") > command.written.rfind("\x1b[?25l") >= 0
         assert not any(map(is_running, pids))
     manifest = json.loads((tmp_path / "runs" / "cartpole" / "1" / "manifest.json").read_text())
     assert manifest["outcome"] == "interrupted"
+    saved = tmp_path / "runs" / "cartpole" / "1" / "checkpoints" / "latest" / "manifest.json"
+    assert json.loads(saved.read_text())["policy_version"] >= 1
 
 
 def watch_panel(command):

@@ -1,5 +1,6 @@
 """`--launcher ray` on two real nodes; `make prove-ray` does the same for a whole run, and removes one."""
 
+import os
 import re
 import signal
 import subprocess
@@ -51,6 +52,10 @@ def has_writers(address, count):
     return len(writers(address)) >= count
 
 
+def is_serving(address, folder):
+    return run("health", address, "--check", "readiness", cwd=folder)[1] == "SERVING\n"
+
+
 def test_services_are_placed_on_both_nodes_and_stopped_in_order(cluster, tmp_path):
     two_of_each = settings(
         *("services.env.replicas=2", "buffer.storage.type=sharded", "buffer.storage.num_shards=2"),
@@ -68,6 +73,11 @@ def test_services_are_placed_on_both_nodes_and_stopped_in_order(cluster, tmp_pat
             expected = {f"minimal-env{number}-0-{group}" for group in (0, 1)}
             wait_until(partial(has_writers, shard, 2), 120, f"too few write to shard {number}")
             assert writers(shard) == expected
+        (killed,) = (line.split()[0] for line in services() if "rlightning-policy" in line)
+        os.kill(int(killed), signal.SIGKILL)
+        command.wait_for("it is started again$", 60)
+        address = command.wait_for(r"^policy server +SERVING +(\S+)$")[1]
+        wait_until(partial(is_serving, address, tmp_path), 180, "the policy server is not back")
         command.process.send_signal(signal.SIGTERM)
         assert command.wait(180) == 0, command.stdout + command.stderr
     assert services() == []

@@ -11,6 +11,7 @@ from benchmarks.capacity import (
     Host,
     Limits,
     Measured,
+    Memory,
     Work,
     cores_of,
     fit,
@@ -76,17 +77,31 @@ def test_who_is_full_first_and_how_many_there_must_be():
     host = Host("", groups=2, rows=16, hz=50, nbytes=100, samples_per_insert=1)
     one = cores_of(host.work(1), TRUE)
     limits = Limits(cores=0.5, sessions=1000)
-    assert most_hosts(host, "policy", TRUE, limits) == pytest.approx(0.5 / one["policy"])
-    first, *others = needs(host, 100, TRUE, limits)
+    assert most_hosts(host, "policy", TRUE, limits, {}) == pytest.approx(0.5 / one["policy"])
+    first, *others = needs(host, 100, TRUE, limits, {})
     assert (first.role, first.because) == ("policy", "CPU")
     assert first.processes == np.ceil(100 * one["policy"] / 0.5)
     assert {need.role for need in others} == {"buffer", "learner"}
     idle = Host("", groups=20, rows=1, hz=0.01, nbytes=4)
-    (first, *_) = needs(idle, 100, TRUE, limits)
+    (first, *_) = needs(idle, 100, TRUE, limits, {})
     assert (first.because, first.processes) == ("sessions", 2)
-    wide = Host("", groups=1, rows=1, hz=1, nbytes=10**9)
-    assert needs(wide, 10, TRUE, limits)[0].because == "CPU"
-    assert needs(wide, 10, TRUE, Limits(cores=100))[0].because == "network"
+    wide = Host("", groups=1, rows=1, hz=1, nbytes=10**9, kept=0)
+    assert needs(wide, 10, TRUE, limits, {})[0].because == "CPU"
+    assert needs(wide, 10, TRUE, Limits(cores=100), {})[0].because == "network"
+
+
+def test_what_is_kept_and_what_sessions_take_fill_the_memory():
+    memory = {"policy": Memory(base=300, group=10), "buffer": Memory(base=100, group=2)}
+    host = Host("", groups=5, rows=1, hz=0.01, nbytes=4, kept=200)
+    limits = Limits(memory=1000)
+    buffer, policy, learner = needs(host, 10, TRUE, limits, memory)
+    # 10 hosts keep 2,000 rows of 4 B, and have 50 groups; 900 B of each process are left for them.
+    assert (buffer.role, buffer.because, buffer.processes) == ("buffer", "memory", 9)
+    assert buffer.memory == 8000 + 50 * 2 + 9 * 100
+    assert (policy.role, policy.because, policy.processes) == ("policy", "memory", 1)
+    assert policy.memory == 50 * 10 + 300
+    assert (learner.role, learner.memory) == ("learner", 0)  # of it nothing was told
+    assert most_hosts(host, "buffer", TRUE, limits, memory) == pytest.approx(900 / 810)
 
 
 def test_a_machine_that_all_share_does_as_much_as_its_cores_allow():

@@ -66,6 +66,15 @@ def test_errors_are_one_line_and_an_exit_code(capsys, error, code, text):
         raise error
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 130)])
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_stop_that_was_asked_for_may_exit_with_0(number, code, debug):
+    with pytest.raises((typer.Exit, KeyboardInterrupt)) as caught:
+        with one_line_errors(debug=debug, stop_is_ok=True), interruptible():
+            signal.raise_signal(number)
+    assert getattr(caught.value, "exit_code", 130) == code
+
+
 @pytest.mark.parametrize("bug", [ZeroDivisionError(), OSError(errno.EBADF, "Bad file descriptor")])
 def test_bugs_keep_their_traceback(bug):
     with pytest.raises(type(bug)), one_line_errors(debug=False):

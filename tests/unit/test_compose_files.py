@@ -147,6 +147,20 @@ def test_the_learner_is_the_policy_image_with_another_command():
     assert configs == NAMES
 
 
+def test_a_learner_that_ended_or_was_stopped_is_not_started_again():
+    learner = COMPOSE["services"]["learner"]
+    assert learner["restart"] == "on-failure"
+    options = command_options(learner["command"][1:])
+    assert (options["end_is_ok"], options["stop_is_ok"]) == (True, True)
+
+
+def test_no_command_lets_anyone_in_on_a_published_port():
+    for file in (COMPOSE, TLS, GPU):
+        for service in file["services"].values():
+            assert "--insecure" not in " ".join(service.get("command", ()))
+    assert "INSECURE" not in "".join(SETTINGS)
+
+
 def test_the_dashboard_is_the_env_image_with_another_command_and_may_only_look():
     dashboard, env = COMPOSE["services"]["dashboard"], COMPOSE["services"]["env_server"]
     assert (dashboard["image"], dashboard["build"]) == (env["image"], env["build"])

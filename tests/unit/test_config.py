@@ -178,6 +178,9 @@ def test_keys_without_effect_are_named_when_they_are_set():
         "policy.weight_buffer",
         "cluster",
     }
+    for backend, named in [("wandb", ["log.backend"]), ("none", [])]:
+        config = MainConfig.from_dict({"log": {"backend": backend}})
+        assert list(keys_without_effect(config)) == named
 
 
 def test_keys_for_classes_of_the_users_own_have_no_effect_on_ours():

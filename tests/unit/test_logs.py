@@ -65,12 +65,21 @@ def test_one_event_is_one_line_of_json():
     assert "ValueError: first" in told["exception"]
 
 
-def test_people_see_the_trace_of_a_session():
-    async def session():
+def test_people_see_session_env_number_and_trace_of_a_line():
+    async def session(env_id):
         use_trace(parse_traceparent(TRACEPARENT))
-        return HumanFormatter().format(make_record())
+        add_log_fields(method="/a/B", session_id="7eb7", env_id=env_id, seq=lambda: 189)
+        record = make_record()
+        human = HumanFormatter().format(record)
+        assert readable(JsonFormatter("x").format(record))[12:] == human[12:]
+        return human
 
-    assert asyncio.run(session()).endswith(f" INFO    a.b: got 3 [trace {TRACE}]")
+    ids = f"session=7eb7 env=cartpole-0-1 seq=189 trace={TRACE}"
+    assert asyncio.run(session("cartpole-0-1")).endswith(f" INFO    a.b: got 3 [{ids}]")
+    # Clients name their envs: no name is read as another field, or as another line.
+    forged = asyncio.run(session("a seq=7\nb\x1b"))
+    assert r' env="a seq=7\nb\u001b" seq=189 ' in forged
+    assert len(forged.splitlines()) == 1
     assert HumanFormatter().format(make_record()).endswith(" INFO    a.b: got 3")
 
 

@@ -82,6 +82,18 @@ def test_or_anew_starts_where_there_is_nothing_and_says_so(
     assert bool(note) == bool(asked["note"])
 
 
+@pytest.mark.parametrize("reached", [True, False])
+@pytest.mark.parametrize("options", [[], ["--end-is-ok"]])
+def test_the_end_of_a_run_is_no_failure_where_any_end_will_do(
+    config, tmp_path, monkeypatch, options, reached
+):
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml())
+    monkeypatch.setattr(train, "train", lambda config, **given: reached)
+    done = CliRunner().invoke(app, ["train", str(file), *options])
+    assert done.exit_code == (0 if reached or options else 1), done.output
+
+
 def test_a_run_that_is_named_has_to_be_there(config, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(config.to_yaml())

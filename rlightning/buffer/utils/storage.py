@@ -161,8 +161,19 @@ class Storage:
     def __getitem__(self, index: Index) -> Any:
         return self.read(index)
 
-    def get_data(self) -> dict[str, Any]:
-        """Returns copies of all transitions; {} if none ever was stored."""
+    def get_data(self, *, as_tensordict: bool = False) -> Any:
+        """Returns copies of all transitions; {} if none ever was stored.
+
+        Args:
+            as_tensordict: Return a TensorDict over the same memory, see `tensordict_of`.
+
+        Raises:
+            ImportError: A TensorDict is wanted, and the extra `tensordict` is not installed.
+        """
+        data = self._get_columns()
+        return tensordict_of(data) if as_tensordict else data
+
+    def _get_columns(self) -> dict[str, Any]:
         return self.container.get_data()
 
     def read_rows(self, indices: Indices, length: int = 1, out: Any = None) -> Any:

@@ -476,7 +476,8 @@ class LogConfig(Config):
         level: Least important log lines to write.
         format: How services write them: `human`; `json`, one object a line; or `auto`, for people
             on a terminal and into a file, and JSON into a pipe.
-        backend: Where scalars go: `tensorboard` files in the run's folder, or nowhere.
+        backend: Where scalars go: `tensorboard` files in the run's folder, or nowhere (`none`). The
+            documented `wandb` and `swanlab` write such files too, and a note names the key.
         project: Documented; names nothing here.
         name: Name of the run: its folder is `<log_dir>/<name>/<n>`; None: the name of the first
             env.
@@ -492,7 +493,7 @@ class LogConfig(Config):
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     format: Literal["auto", "human", "json"] = "auto"
-    backend: Literal["tensorboard", "none"] = "tensorboard"
+    backend: Literal["tensorboard", "wandb", "swanlab", "none"] = "tensorboard"
     project: str | None = None
     name: str | None = None
     log_dir: str = "runs"

@@ -32,6 +32,11 @@ _WITHOUT_EFFECT: dict[type[Config], frozenset[str]] = {
     LogConfig: frozenset({"project", "mode"}),
 }
 
+# Values of a key that has an effect with others.
+_VALUES_WITHOUT_EFFECT: dict[type[Config], dict[str, frozenset[str]]] = {
+    LogConfig: {"backend": frozenset({"wandb", "swanlab"})},
+}
+
 # These are for classes of the user's own, `module:Class`, which get the whole section.
 _FOR_OWN_CLASSES: dict[type[Config], tuple[str, frozenset[str]]] = {
     EnvConfig: ("backend", frozenset({"init_params", "policy_setup"})),
@@ -51,6 +56,7 @@ def keys_without_effect(
             number.
     """
     ignored = _WITHOUT_EFFECT.get(type(config), frozenset())
+    values = _VALUES_WITHOUT_EFFECT.get(type(config), {})
     chooser, own = _FOR_OWN_CLASSES.get(type(config), ("", frozenset()))
     if chooser and ":" not in getattr(config, chooser):
         ignored |= own
@@ -61,6 +67,9 @@ def keys_without_effect(
                 continue
             if value != field.get_default(call_default_factory=True):
                 yield prefix + name
+            continue
+        if name in values and value in values[name]:
+            yield prefix + name
             continue
         children = value if isinstance(value, list) else [value]
         for index, child in enumerate(children):

@@ -324,6 +324,9 @@ async def test_another_env_id_than_the_declared_one_is_refused() -> None:
         await client.insert(env_ret, answer(env_ret))
         with pytest.raises(InvalidRequestError, match="expected 'env', got 'other'"):
             await client.flush(5)
+        await act(client, env, 2)
+        await client.flush(5)
+        assert buffers.table.buffer.num_transitions() == 4
 
 
 async def test_an_item_beyond_the_cap_is_not_sent_and_names_the_key() -> None:

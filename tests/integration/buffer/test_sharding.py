@@ -93,10 +93,16 @@ def test_a_data_buffer_over_servers_is_used_like_a_local_one(
         assert buffer.table is not None
         assert buffer.table.get_env_to_storage() == {"env-0": 0, "env-1": 1, "env-2": 0}
         with caplog.at_level(logging.DEBUG, "rlightning.buffer"):
+            buffer.print_timing_summary(reset=True)
+            first = caplog.text
+            caplog.clear()
             buffer.print_timing_summary()
         for address in addresses:
-            (told,) = re.findall(rf"buffer server {address} store: (\{{.*\}})", caplog.text)
-            assert re.search(r"'count': [1-9].*'p50': .*'p90': .*'p99': .*'max': ", told)
+            for stage in ("store", "insert_ack", "env_to_buffer"):
+                (told,) = re.findall(rf"buffer server {address} {stage}: (\{{.*\}})", first)
+                assert re.search(r"'count': [1-9].*'p50': .*'p90': .*'p99': .*'max': ", told)
+            assert f"buffer server {address} store: " in caplog.text  # the server's stay
+        assert "insert_ack" not in caplog.text
 
         (batch,) = buffer.sample(32)
         assert check_transitions(batch) == 32

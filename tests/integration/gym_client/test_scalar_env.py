@@ -218,3 +218,13 @@ raise SystemExit(3)
         env = RemoteEnv(server.address, connect_timeout_s=1.0)  # else a lease of 30 s
         env.reset()
         env.close()
+
+
+def test_a_nan_action_is_an_error_and_the_next_one_is_not():
+    with env_server(hosted("Pendulum-v1")) as server:
+        env = RemoteEnv(server.address)
+        env.reset()
+        with pytest.raises(RemoteError, match="finite"):
+            env.step(np.full(1, np.nan, np.float32))
+        assert len(env.step(np.zeros(1, np.float32))) == 5
+        env.close()

@@ -331,6 +331,19 @@ def test_clear_keeps_open_episodes() -> None:
     assert buffer.size() == 2
 
 
+def test_clear_keeps_what_came_of_a_half_received_transition() -> None:
+    buffer = replay()
+    buffer.add_data_async("env", step(0)[0])
+    buffer.clear()
+    buffer.add_data_async("env", step(0)[1])
+    for half in step(1):
+        buffer.add_data_async("env", half)
+    buffer.truncate_one_episode("env")
+    columns = buffer.get_all()
+    assert (columns["observation"][:, 0].tolist(), columns["action"].tolist()) == ([0], [0])
+    assert columns["reward"].tolist() == [1]
+
+
 def test_episodes_made_elsewhere_are_stored_as_they_are() -> None:
     buffer = replay()
     episode = default_postprocess_fn(

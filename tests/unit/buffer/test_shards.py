@@ -17,7 +17,9 @@ from rlightning.buffer import (
     StorageConfig,
 )
 from rlightning.buffer.shards import merge, pack, split_counts, unpack
+from rlightning.buffer.utils import Storage
 from rlightning.errors import ConfigError, InvalidRowError, ReplayError
+from rlightning.types import EnvRet, PolicyResponse
 from rlightning.utils.config import NodeConfig
 
 
@@ -207,6 +209,28 @@ def test_envs_stay_with_their_shard() -> None:
     first = [buffer.table.get_storage_idx_for_env(env_id) for env_id in ids]
     assert [first.count(shard) for shard in range(3)] == [3, 2, 2]
     assert first == [buffer.table.get_storage_idx_for_env(env_id) for env_id in ids]
+
+
+def test_episodes_are_truncated_by_one_call_to_each_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    buffer = sharded()
+    ids = [f"env-{i}" for i in range(5)]
+    for env_id in ids:
+        for t in range(3):
+            env_ret = EnvRet(env_id, np.zeros(2, np.float32), float(t))
+            buffer.add_transition(env_id, env_ret, PolicyResponse(env_id, action=np.int64(t)))
+    calls = []
+
+    def truncate(self: Storage, items: list[str]) -> None:
+        calls.append((self, items))
+        ends(self, items)
+
+    ends = Storage.truncate_episodes
+    monkeypatch.setattr(Storage, "truncate_episodes", truncate)
+    buffer.truncate_episodes([EnvRet(ids[0], 0), *ids[1:]])
+    assert calls == [(buffer.storages[0], ids[::2]), (buffer.storages[1], ids[1::2])]
+    assert [len(storage) for storage in buffer.storages.values()] == [6, 4]
 
 
 def test_nodes_say_which_shard_an_env_and_a_train_worker_has() -> None:

@@ -59,6 +59,8 @@ def test_what_get_and_get_all_return() -> None:
     everything = buffer.get_all(as_tensordict=True)
     assert everything.batch_size == torch.Size([6])
     assert everything["observation", "arm", "0"].tolist() == [0, 0.5, 1, 1.5, 2, 2.5]
+    stored = buffer.storages[0].get_data(as_tensordict=True)
+    assert (stored["reward"] == everything["reward"]).all()
     one = buffer.get(2, as_tensordict=True)
     assert one.batch_size == torch.Size([])
     assert one["reward"] == 2.0

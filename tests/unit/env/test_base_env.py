@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlightning.env import BaseEnv, EnvMeta
+from rlightning.errors import ConfigError
 from rlightning.types import EnvRet, PolicyResponse
 from tests.unit.env.envs import answer, config
 
@@ -44,6 +45,12 @@ def test_identity_and_config():
     assert env.is_finish() is False
     for hook in ("close", "offload", "reload", "finish_rollout", "apply_evaluate_cfg"):
         assert getattr(env, hook)() is None
+
+
+def test_an_evaluation_that_the_class_cannot_have_is_refused():
+    env = plain(evaluate_cfg={"max_episode_steps": 3})
+    with pytest.raises(ConfigError, match=r"env\.evaluate_cfg: Plain cannot change its env"):
+        env.apply_evaluate_cfg()
 
 
 def test_no_asynchronous_step_of_its_own():
@@ -114,7 +121,7 @@ def test_timing_has_fixed_memory_and_is_logged(caplog, monkeypatch):
     assert step["avg"] == pytest.approx(step["total"] / 3)
     assert env.timing_raw["transition_policy_to_env"]["total"] > 0
     # From another machine: by the offset of its clock, or not at all, whatever its wall clock says.
-    far = answer(env.env_id, 0).mark_policy_sent().mark_left(time.monotonic_ns() - 10**9, 10**6)
+    far = answer(env.env_id, 0).mark_policy_sent().mark_left((time.monotonic_ns() - 10**9, 10**6))
     far.ts_policy_sent_ns += 3600 * 10**9
     env._step(far)
     unknown = answer(env.env_id, 0)

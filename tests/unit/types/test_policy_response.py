@@ -64,12 +64,17 @@ def test_the_corrected_latency_goes_by_monotonic_clocks_and_says_how_far_it_may_
     response = PolicyResponse("a", action=1)
     assert response.corrected_latency() is None
     response.ts_policy_sent_ns = 2**62  # a wall clock that is far ahead
-    response.mark_left(10**9, 4_000_000)
+    response.mark_left((10**9, 4_000_000))
     assert response.corrected_latency(3 * 10**9) == (2.0, pytest.approx(0.004))
     assert response.copy().corrected_latency(0) == (0.0, pytest.approx(0.004))
     assert response.to_dict() == {"action": 1}
     # What is a moment of this clock is none of another process's.
     assert copy.copy(response).corrected_latency() is None
+    # It is none of its values either, and may be asked for when it is needed.
+    assert response == copy.copy(response)
+    assert "_left" not in repr(response)
+    assert response.mark_left(lambda: (10**9, 0)).corrected_latency(2 * 10**9) == (1.0, 0.0)
+    assert response.mark_left(lambda: None).corrected_latency() is None
     taken_s, within_s = response.mark_policy_sent().corrected_latency()
     assert (0 <= taken_s < 60, within_s) == (True, 0.0)
 

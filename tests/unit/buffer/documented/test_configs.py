@@ -6,9 +6,11 @@ import importlib
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from rlightning.buffer import BufferConfig, SamplerConfig, StorageConfig
+from rlightning.errors import ConfigError
 from rlightning.utils import config as configs
 from rlightning.utils.config import Config
 
@@ -99,8 +101,16 @@ def test_defaults_of_a_buffer(field: str, value: object) -> None:
         (
             "ClusterConfig",
             {"train_worker_num": 1, "eval_worker_num": 1, "buffer_worker_num": 1}
+            | {"train_each_gpu_num": 1.0, "eval_each_gpu_num": 1.0, "ray_address": None}
             | {"remote_train": True, "remote_eval": True, "remote_storage": True}
-            | {"remote_env": True},
+            | {"remote_env": True, "is_colocated": False, "enable_offload": False}
+            | {"rollout_env_interaction": False, "resource_pool": Config()},
+        ),
+        ("PlacementConfig", {"mode": "auto", "strategy": "default", "env_strategy": "default"}),
+        (
+            "LogConfig",
+            {"level": "INFO", "backend": "tensorboard", "project": None, "name": None}
+            | {"log_dir": "runs", "mode": None},
         ),
         ("MainConfig", {"debug": True, "verbose": True}),
     ],
@@ -109,6 +119,49 @@ def test_defaults_of_the_other_sections(kind: str, defaults: dict[str, Any]) -> 
     required = {"name": "e", "backend": "gymnasium", "task": "CartPole-v1"}
     config = getattr(configs, kind)(**(required if kind == "EnvConfig" else {}))
     assert {name: getattr(config, name) for name in defaults} == defaults
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("engine", ["asyncrl", "async_rsl", "rsl", "syncrl", "eval"]),
+        ("log.level", ["DEBUG", "INFO", "WARNING", "ERROR"]),
+        ("log.backend", ["tensorboard", "wandb", "swanlab"]),
+        ("cluster.placement.mode", ["auto", "manual"]),
+        ("cluster.placement.strategy", ["default", "disaggregate", "colocate"]),
+        ("cluster.placement.env_strategy", ["default", "device-colocate"]),
+        ("cluster.buffer_worker_num", [2, "auto"]),
+        ("cluster.train_each_gpu_num", [0.5]),
+        ("cluster.eval_each_gpu_num", [0.0]),
+        ("cluster.resource_pool", [{"node": [0, 1]}]),
+    ],
+)
+def test_documented_values_are_taken_and_others_refused(field: str, values: list[Any]) -> None:
+    def load(value: Any) -> configs.MainConfig:
+        section: Any = value
+        for name in reversed(field.split(".")):
+            section = {name: section}
+        return configs.MainConfig.from_dict(section)
+
+    for value in values:
+        found: Any = load(value)
+        for name in field.split("."):
+            found = found[name]
+        assert (found.to_dict() if isinstance(found, Config) else found) == value
+    with pytest.raises(ConfigError, match=rf"field '{field}[.\w]*'"):
+        load("else")
+
+
+def test_an_omegaconf_node_is_a_config_once_its_interpolations_are_resolved() -> None:
+    node = OmegaConf.create(
+        {"size": 7, "type": "ReplayBuffer", "capacity": "${size}", "storage": {"unit": "episode"}}
+    )
+    config = BufferConfig.from_omegaconf(node)
+    assert (config.capacity, config.storage.unit) == (7, "episode")
+    assert type(config.storage) is StorageConfig
+    node.capacity = "many"
+    with pytest.raises(ConfigError, match="field 'capacity': "):
+        BufferConfig.from_omegaconf(node)
 
 
 @pytest.mark.parametrize("missing", ["name", "backend", "task"])
