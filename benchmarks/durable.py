@@ -11,7 +11,8 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -190,14 +191,9 @@ class Network:
 def measure(rounds: int, seconds: float, slack: float) -> bool:
     """Prints the tables."""
     good = True
-    with asyncio.Runner() as runner:
-
-        def wait(work: Awaitable[Any]) -> Any:
-            async def waited() -> Any:
-                return await work
-
-            return runner.run(waited())
-
+    # One loop for all: the clients live on from one cell to the next.
+    with closing(asyncio.new_event_loop()) as loop:
+        wait = loop.run_until_complete
         for where, make in (("in process", InProcess), ("network", Network)):
             for kind in KINDS:
                 with scratch_folder() as folder:

@@ -142,7 +142,7 @@ def report(title: str, table: Table, ratios: Sequence[Ratio], *, slack: float = 
         title: Heading of the section.
         table: What was measured.
         ratios: What to compare.
-        slack: How far past its bound a ratio may be before this returns False: 2.0 in smoke runs.
+        slack: How far past its bound a ratio may be before this returns False; 1.0 is the bound itself.
 
     Returns:
         Whether every ratio that has a bound is within it, times the slack.

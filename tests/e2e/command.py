@@ -1,7 +1,9 @@
 """Runs the `rlightning` command as people do: in a process of its own."""
 
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -47,10 +49,13 @@ class Command:
                 [*map(str, command), *map(str, arguments)],
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=self._stdout(out),
                 stderr=err,
-                env={**os.environ, "COLUMNS": "200"},
+                env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "50"},
             )
+
+    def _stdout(self, file):
+        return file
 
     @property
     def stdout(self):
@@ -115,6 +120,44 @@ class Command:
             self.process.wait()
         for file in self._files:
             file.unlink()
+
+
+class TerminalCommand(Command):
+    """A command whose stdout is a terminal, where it shows live what it does elsewhere line by line."""
+
+    def _stdout(self, file):
+        self._screen, self._terminal = pty.openpty()
+        self._seen = bytearray()
+        return self._terminal
+
+    @property
+    def stdout(self):
+        """All that was ever written, without colours; what overwrites a line is a line more."""
+        return (
+            re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", self.written)
+            .replace("\r\n", "\n")
+            .replace("\r", "\n")
+        )
+
+    @property
+    def written(self):
+        """As the terminal got it."""
+        while select.select([self._screen], [], [], 0)[0]:
+            self._seen += os.read(self._screen, 2**16)
+        return self._seen.decode(errors="replace")
+
+    def wait(self, timeout_s=60.0):
+        def ended():
+            _ = self.written  # a terminal that nobody reads holds the command up
+            return self.process.poll() is not None
+
+        wait_until(ended, timeout_s, "still running")
+        return self.process.returncode
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        os.close(self._screen)
+        os.close(self._terminal)
 
 
 def is_running(pid):

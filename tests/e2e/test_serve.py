@@ -1,17 +1,22 @@
 """`rlightning serve`, and what other programs see of it."""
 
 import json
-import os
-import pty
-import select
 import signal
-import subprocess
 
 import pytest
 
 from rlightning.rpc.health import check_health
 from rlightning.testing import wait_until
-from tests.e2e.command import CARTPOLE, RLIGHTNING, SMALL, Command, is_running, run, settings
+from tests.e2e.command import (
+    CARTPOLE,
+    LABELS,
+    SMALL,
+    Command,
+    TerminalCommand,
+    is_running,
+    run,
+    settings,
+)
 from tests.integration.test_dashboard import Page, health
 
 pytestmark = pytest.mark.slow
@@ -21,7 +26,8 @@ SERVICES = ("PolicyService", "BufferService", "EnvService")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_until_a_signal(tmp_path, number):
     options = ("--dashboard", "127.0.0.1:0") if number == signal.SIGINT else ()
-    with Command("serve", CARTPOLE, *options, *settings(*SMALL), cwd=tmp_path) as command:
+    kind = Command if options else TerminalCommand
+    with kind("serve", CARTPOLE, *options, *settings(*SMALL), cwd=tmp_path) as command:
         addresses = command.wait_serving()
         for address, service in zip(addresses, SERVICES, strict=True):
             for check in ("", "readiness", "liveness", f"rlightning.v1.{service}"):
@@ -32,7 +38,9 @@ def test_serve_until_a_signal(tmp_path, number):
             wanted = dict.fromkeys(("env", "policy", "buffer"), "SERVING")
             assert page.until(lambda state: health(state) == wanted)["run"] == "cartpole/1"
         else:
-            watch_live(addresses, tmp_path)
+            for label, address in zip(LABELS, addresses, strict=True):
+                command.wait_for(rf"^{label} +{address} +SERVING +[1-9]\d* s")  # kept up to date
+            watch_top(addresses, tmp_path)
         pids = list(command.services().values())
         command.process.send_signal(number)
         assert command.wait(20) == 0
@@ -46,39 +54,20 @@ def test_serve_until_a_signal(tmp_path, number):
     ]
 
 
-def watch_live(addresses, folder):
+def watch_top(addresses, folder):
     """Looks at `top` on a terminal until its view was kept up to date, and leaves it by Ctrl-C."""
-    screen, terminal = pty.openpty()
-    top = subprocess.Popen(
-        [RLIGHTNING, "top", *addresses, "--interval", "0.1"],
-        cwd=folder,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "50"},
-        start_new_session=True,
-    )
-    seen = bytearray()
-    wanted = [one.encode() for one in (*addresses, "SERVING", "steps/s")]
+    wanted = (*addresses, "SERVING", "steps/s")
 
     def views():
         """How many there were on a screen of their own, each from the upper left corner on."""
-        while select.select([screen], [], [], 0)[0]:
-            seen.extend(os.read(screen, 2**16))
-        own = seen.partition(b"\x1b[?1049h")[2]
-        return sum(all(word in view for word in wanted) for view in own.split(b"\x1b[H"))
+        own = top.written.partition("\x1b[?1049h")[2]
+        return sum(all(word in view for word in wanted) for view in own.split("\x1b[H"))
 
-    try:
+    with TerminalCommand("top", *addresses, "--interval", "0.1", cwd=folder) as top:
         wait_until(lambda: views() >= 3, 60)
-        top.send_signal(signal.SIGINT)
-        assert top.wait(30) == 0
-        views()
-        assert b"\x1b[?1049l" in seen  # the terminal is as before
-    finally:
-        top.kill()
-        top.wait()
-        os.close(screen)
-        os.close(terminal)
+        top.interrupt()
+        assert (top.wait(30), top.stderr) == (0, "")
+        assert "\x1b[?1049l" in top.written  # the terminal is as before
 
 
 def test_train_with_services_that_run_elsewhere(tmp_path):

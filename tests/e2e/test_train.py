@@ -2,13 +2,14 @@
 
 import csv
 import json
+import re
 import signal
 from contextlib import ExitStack
 
 import pytest
 
 from rlightning.testing import wait_until
-from tests.e2e.command import CARTPOLE, SMALL, Command, is_running, run, settings
+from tests.e2e.command import CARTPOLE, SMALL, Command, TerminalCommand, is_running, run, settings
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +29,7 @@ def test_cartpole_is_solved(tmp_path, launcher):
     end = last_line(out)
     assert end["outcome"] == "solved"
     assert end["reached_return"] >= 475
+    assert 0 < end["elapsed_s"] < 120  # from SERVING on; minutes would be no demo any more
     assert end["max_staleness"] <= 2  # of all rows of all updates
     assert end["run"] == "runs/cartpole/1"
     assert "env.round_trip" in err
@@ -108,18 +110,37 @@ def test_four_at_once_do_not_collide(tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_run_that_is_stopped_ends_in_order_and_has_saved(tmp_path, number, code):
     options = settings("train.target_return=null")
-    with Command("train", CARTPOLE, *options, "--stop-is-ok", cwd=tmp_path) as command:
-        command.wait_for(r"version [1-9]")
+    # Ctrl-C comes from a terminal, SIGTERM from another program.
+    kind = TerminalCommand if number == signal.SIGINT else Command
+    with kind("train", CARTPOLE, *options, "--stop-is-ok", cwd=tmp_path) as command:
+        if kind is TerminalCommand:
+            watch_panel(command)
+        else:
+            command.wait_for(r"version [1-9]")
         pids = command.services().values()
         assert len(pids) == 3
         command.process.send_signal(number)
         assert command.wait() == code
         assert command.stderr == "interrupted\n"
+        if kind is TerminalCommand:  # which has its cursor again
+            assert command.written.rfind("\x1b[?25h") > command.written.rfind("\x1b[?25l") >= 0
         assert not any(map(is_running, pids))
     manifest = json.loads((tmp_path / "runs" / "cartpole" / "1" / "manifest.json").read_text())
     assert manifest["outcome"] == "interrupted"
     saved = tmp_path / "runs" / "cartpole" / "1" / "checkpoints" / "latest" / "manifest.json"
     assert json.loads(saved.read_text())["policy_version"] >= 1
+
+
+def watch_panel(command):
+    """Waits until the panel of a run on a terminal was kept up to date."""
+    panel = re.compile(
+        r"^env steps ([\d,]+) +[\d,]+ steps/s +episodes [\d,]+ +return .*\n"
+        r"policy version [1-9]\d* +staleness [\d.]+ \(p50 / p90 / p99 [\d. /]+\) +updates .*\n"
+        r"latency +p50 +p90 +p99 +max .*\n"
+        r"env\.\w+ +\d",
+        re.MULTILINE,
+    )
+    wait_until(lambda: len(set(panel.findall(command.stdout))) >= 3, 60)
 
 
 def test_a_killed_run_leaves_no_orphans(tmp_path):

@@ -214,7 +214,8 @@ async def crash(
                 name = plan[kill % len(plan)]
                 if name:
                     hit = rng.randint(1, failpoints[name])
-                    deaths[name] += await die_at(running, name, hit, acting)
+                    await die_at(running, name, hit, acting)
+                    deaths[name] += 1
                 else:
                     await progress(writers, rng.randint(1, 40), acting)
                     await asyncio.sleep(rng.uniform(0, 0.02))
@@ -255,21 +256,18 @@ async def time_acks(writers: list[Writer], outcome: Outcome) -> None:
         before, begun = acked, now
 
 
-async def die_at(server: Server, name: str, hit: int, tasks: Sequence[asyncio.Task[None]]) -> int:
-    """Restarts the server with a failpoint armed, and waits for its end; returns 1 if it came."""
+async def die_at(server: Server, name: str, hit: int, tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Restarts the server with a failpoint armed, and waits for its end."""
     server.process.kill()
     server.start(f"{name}=exit@{hit}")
     child = server.process.child
-    until = time.monotonic() + (20.0 if "segment" in name else PATIENCE_S)
-    while time.monotonic() < until:
-        if (status := child.poll()) is not None:
-            assert status == EXIT_CODE, server.process.log[-3000:]
-            return 1
+
+    def ended() -> bool:
         check_alive(tasks)
-        await asyncio.sleep(0.005)
-    assert "segment" in name, f"{name} was not reached"  # a segment is not made in every life
-    server.process.kill()
-    return 0
+        return child.poll() is not None
+
+    await assert_eventually(ended, PATIENCE_S, f"{name} is reached")
+    assert child.poll() == EXIT_CODE, server.process.log[-3000:]
 
 
 async def progress(

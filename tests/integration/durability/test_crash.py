@@ -46,7 +46,7 @@ async def test_what_was_acked_is_there_once_at_every_place(variant: str, tmp_pat
 
 
 def check_outcome(outcome: Outcome, kills: int, variant: dict[str, Any]) -> None:
-    assert outcome.deaths.total() >= kills
+    assert outcome.deaths.total() == kills
     capacity = variant.get("capacity")
     if capacity is None:
         assert outcome.transitions < 10**6
