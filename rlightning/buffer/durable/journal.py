@@ -332,7 +332,9 @@ def _record(data: mmap.mmap, offset: int, position: int) -> Record | None:
 def _settled_later(data: mmap.mmap, first: int, bad: int) -> int | None:
     """Returns the position of a later record that was written when `bad` was known to be whole."""
     offset = _HEAD.size + bad - first
-    while (offset := data.find(_MAGIC_BYTES, offset + _ALIGN)) >= 0:
+    # Not to the end, where no record has room: up to CPython 3.11.4 a search looks at one byte more
+    # (python/cpython#105235), and the segment may end where the memory does.
+    while (offset := data.find(_MAGIC_BYTES, offset + _ALIGN, len(data) - 1)) >= 0:
         record = _record(data, offset, first + offset - _HEAD.size)
         if record is not None and record.settled > bad:
             return record.position
