@@ -102,7 +102,7 @@ async def test_what_was_unacked_at_a_cut_comes_again_by_itself() -> None:
             writing(client),
         ):
             # The buffer is full, and so is the window: with messages that refer to memory.
-            await assert_eventually(lambda: client.unacked == 8)
+            await assert_eventually(lambda: client.acked >= 2 * LENGTH and client.unacked == 8)
             before = client._memory
             assert before is not None
             assert any(sent.keys for sent in client._window)
