@@ -109,7 +109,7 @@ def test_nothing_acked_is_lost_and_no_step_is_taken_twice(stack, monkeypatch):
     stack.up()
     stack.wait_for_log(lambda log: f"resumes {folder}/checkpoints/" in log, 60, "resumed")
     wait_until(lambda: stack.progress()[1] > steps, 60, "its env steps count on")
-    assert stack.progress()[2] > version
+    wait_until(lambda: stack.progress()[2] > version, 60, "and so do its versions")
     ledger.check(read_all(stack("port", "buffer_server", 50053).strip()))
 
     steps = stack.progress()[1]
