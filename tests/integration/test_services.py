@@ -26,7 +26,7 @@ from rlightning.utils.config import load_config
 from tests.service_processes import NAMES, Services
 
 BIN = Path(sys.executable).parent
-# Quiet, it takes less than 2 s; the bound is for a machine that does other things as well.
+# Quiet, it takes less than 2 s (benchmarks/RESULTS.md); the bound is for a machine that does other things as well.
 STARTED_WITHIN_S = 10.0
 GRACE_S = 5.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
