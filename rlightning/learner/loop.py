@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from rlightning.latency import LatencyStats
-from rlightning.learner.ages import Ages
 from rlightning.learner.ranks import ALONE, Order, Ranks
+from rlightning.learner.staleness import Staleness
 from rlightning.utils.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class LearnerStats:
         policy_version: Version of the newest weights.
         latency: In seconds: `sample_wait`, `update`, `publish` (until the weights are in use), and
             `staleness`, for each batch the mean age of the weights that acted in its rows.
-        staleness: Ages of batches' rows in versions.
+        staleness: Staleness of batches' rows in versions.
     """
 
     updates: int = 0
@@ -135,12 +135,12 @@ class LearnerStats:
     max_staleness: int | None = None
     policy_version: int = 0
     latency: LatencyStats = field(default_factory=_make_latency)
-    staleness: Ages = field(default_factory=Ages)
+    staleness: Staleness = field(default_factory=Staleness)
 
     def measure(self, metrics: Metrics) -> None:
         """Adds the metrics of now."""
         metrics.stages(self.latency)
-        text = "Ages of rows in versions when they were learned from."
+        text = "Staleness of rows in versions when they were learned from."
         metrics.counts("sample_staleness_versions", text, self.staleness.counts)
         metrics.gauge("policy_version", "Version of the newest weights.", self.policy_version)
         metrics.counter("learner_updates_total", "Batches learned from.", self.updates)

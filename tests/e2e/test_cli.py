@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 
 from tests.e2e.command import CARTPOLE, run
 
@@ -86,7 +85,8 @@ def test_grpc_prints_nothing_of_its_own(tmp_path):
         def handle(self):
             self.request.recv(24)
             self.request.sendall(settings + goaway)
-            time.sleep(0.1)
+            while self.request.recv(4096):  # until the client hangs up
+                pass
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), SendsAway) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -14,8 +14,8 @@ from rlightning.latency.histogram import Counts
 _EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
 
 
-class Ages:
-    """Ages of rows in versions. One thread may record while others read.
+class Staleness:
+    """Staleness of rows in versions. One thread may record while others read.
 
     Attributes:
         counts: All of them, for metrics.
@@ -25,11 +25,11 @@ class Ages:
         self.counts = Counts(_EDGES)
         self._window = SlidingHistogram()
 
-    def record(self, ages: npt.NDArray[Any]) -> None:
-        """Adds the ages of a batch's rows, [n]."""
-        for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
-            self.counts.record(float(age), int(count))
-        self._window.record_many(ages)
+    def record(self, versions: npt.NDArray[Any]) -> None:
+        """Adds by how many versions the rows of a batch are older than the learner, [n]."""
+        for older, count in zip(*np.unique(versions, return_counts=True), strict=True):
+            self.counts.record(float(older), int(count))
+        self._window.record_many(versions)
 
     def summary(self) -> dict[str, float]:
         """Returns {count, mean, p50, p90, p99, max} of the last minute, in versions but the count.
