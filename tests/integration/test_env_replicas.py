@@ -169,12 +169,13 @@ async def test_replicas_join_pause_and_leave_without_loss(names, tmp_path):
         second.terminate()
         assert await asyncio.to_thread(second.wait) == 0
         await envs.look(5)  # the other one answers
-        assert said[1:] == [f"the env server at 127.0.0.3:{port} does not answer"]
+        # Not the only thing that was said, where a machine was too busy to answer in time before.
+        assert said[-1] == f"the env server at 127.0.0.3:{port} does not answer"
         names.remove("127.0.0.3")
         await envs.look(5)
         assert envs.env_steps == seen  # what it did still counts
         left = re.fullmatch(
-            f"the env server at 127.0.0.3:{port} has left after (.*) env steps", said[2]
+            f"the env server at 127.0.0.3:{port} has left after (.*) env steps", said[-1]
         )
         second_steps = int(left[1].replace(",", ""))
         assert second_steps > 50
