@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ import numpy as np
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.utils.actions import ActionFitter
 from rlightning.env.utils.agents import has_ended
-from rlightning.env.utils.extras import load_extra
+from rlightning.env.utils.extras import load_extra, load_named
 from rlightning.env.utils.making import call_maker
 from rlightning.env.utils.spaces import as_declared, mismatch, one_row, stack, zeros
 from rlightning.errors import ConfigError, ObservationError, ResetNeededError
@@ -245,13 +244,15 @@ class _Row:
 def _maker(task: str) -> Callable[..., Any]:
     module_name, _, name = task.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = load_named(module_name, f"env.task '{task}'")
+    except ConfigError as error:
+        if isinstance(error.__cause__, ImportError):
+            # An env of one's own needs no PettingZoo; where it does, this says what is missing.
+            load_extra("pettingzoo", extra="pettingzoo", backend="pettingzoo")
+        raise
+    try:  # PettingZoo's own packages import a module when it is asked for, or refuse an old version
         make: Callable[..., Any] | None = getattr(module, name or "parallel_env", None)
-    except ImportError as error:
-        # A parallel env of one's own needs no PettingZoo; where it does, this says what is missing.
-        load_extra("pettingzoo", extra="pettingzoo", backend="pettingzoo")
-        raise ConfigError(f"env.task '{task}': cannot import it: {error}") from error
-    except Exception as error:  # PettingZoo's own modules raise what they like for old versions
+    except Exception as error:
         raise ConfigError(f"env.task '{task}': cannot import it: {error}") from error
     if make is None or not callable(make):
         raise ConfigError(

@@ -12,6 +12,7 @@ import gymnasium as gym
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.utils.backends import backend_class
 from rlightning.env.utils.venv import start_all
+from rlightning.errors import EnvError
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
 
@@ -44,7 +45,7 @@ class EnvInProcess(BaseEnv):
         make = partial(backend_class(config.backend), self.config, worker_index, preprocess_fn)
         self._make = partial(_Telling, make)
         self._meta: EnvMeta | None = None  # what `init` returned
-        self._finished = self._evaluates = False
+        self._finished = self._evaluates = self._closed = False
         self._start()
 
     def init(self) -> EnvMeta:
@@ -67,7 +68,13 @@ class EnvInProcess(BaseEnv):
         return self.get_metadata().action_space
 
     def reset(self, *args: Any, **kwargs: Any) -> EnvRet:
-        """Begins a new episode; arguments are those of the adapter."""
+        """Begins a new episode; arguments are those of the adapter.
+
+        Raises:
+            EnvError: The env raised, its process could not be started again, or it was closed.
+        """
+        if self._closed:
+            raise EnvError("reset of an env that is closed")
         if self._worker.has_ended:
             self._worker.close()
             self._start()
@@ -109,6 +116,7 @@ class EnvInProcess(BaseEnv):
 
     def close(self) -> None:
         """Closes the env and ends its process."""
+        self._closed = True
         self._worker.close()
 
     def _start(self) -> None:

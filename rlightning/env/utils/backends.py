@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rlightning.env.utils.extras import load_named
 from rlightning.errors import ConfigError
 from rlightning.types import PolicyResponse
 from rlightning.utils.config import EnvConfig
@@ -30,10 +30,7 @@ def backend_class(backend: str) -> type[BaseEnv]:
             raise ConfigError(f"env.backend: {error.args[0]}") from None
         return env_class
     module_name, _, name = backend.partition(":")
-    try:
-        target = getattr(importlib.import_module(module_name), name, None)
-    except ImportError as error:
-        raise ConfigError(f"env.backend '{backend}': cannot import it: {error}") from error
+    target = getattr(load_named(module_name, f"env.backend '{backend}'"), name, None)
     if not (isinstance(target, type) and issubclass(target, BaseEnv)):
         raise ConfigError(f"env.backend '{backend}': expected a subclass of BaseEnv, got {target}")
     return target

@@ -1,4 +1,4 @@
-"""Libraries that come with an extra of this package."""
+"""Modules that are imported when a config asks for them: of extras, and of users."""
 
 from __future__ import annotations
 
@@ -28,3 +28,23 @@ def load_extra(module: str, *, extra: str, backend: str) -> Any:
         raise ConfigError(
             f"env.backend '{backend}' needs {module} (pip install 'rlightning[{extra}]'): {error}"
         ) from error
+
+
+def load_named(module: str, where: str) -> Any:
+    """Imports a module that a config names.
+
+    Args:
+        module: What to import.
+        where: The key and its value, for the error.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: It cannot be imported, whatever it raises, also to end the process; the cause
+            is chained.
+    """
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{where}: cannot import it: {error}") from error

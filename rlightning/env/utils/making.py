@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlightning.env.utils.autoreset import ResetsAtOnce, mode_of
+from rlightning.env.utils.extras import load_named
 from rlightning.env.utils.spaces import mismatch
 from rlightning.env.utils.workers import IndependentRows, ProcessEnv
 from rlightning.errors import ConfigError, EnvError, ObservationError
@@ -197,10 +198,7 @@ def _resolve(task: str) -> EnvSpec | Callable[..., Any]:
     """Returns the spec of a gymnasium id, or what a module holds under a name."""
     module_name, _, name = task.rpartition(":")
     if module_name:
-        try:
-            target: Any = importlib.import_module(module_name)
-        except ImportError as error:
-            raise ConfigError(f"env.task '{task}': cannot import it: {error}") from error
+        target = load_named(module_name, f"env.task '{task}'")
         for part in name.split("."):
             target = getattr(target, part, None)
         if callable(target):

@@ -118,7 +118,7 @@ class EnvConfig(Config):
     init_params: Config | None = None
     evaluate_cfg: Config | None = None
     policy_setup: str = "widowx"
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0)
     info_keys: list[str] = Field(default_factory=lambda: ["episode_info", "episode"])
     vectorization_mode: Literal["auto", "sync", "async", "independent", "vector_entry_point"] = (
         "auto"

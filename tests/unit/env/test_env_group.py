@@ -115,7 +115,9 @@ def test_build_env_group_repeats_by_workers():
     assert len(build_env_group(two)) == 2
 
 
-@pytest.mark.parametrize("backend", ["gymnasiun", "no_module:X", f"{HERE}:responses"])
+@pytest.mark.parametrize(
+    "backend", ["gymnasiun", "no_module:X", ":X", "tests.unit.env.leaving:X", f"{HERE}:responses"]
+)
 def test_unknown_backends_are_refused_by_name(backend):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

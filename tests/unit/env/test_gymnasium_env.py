@@ -288,6 +288,9 @@ def test_a_step_needs_a_reset():
         (f"{ENVS}:Countin", "nor has tests.unit.env.envs a class or function"),
         (f"{ENVS}:not_an_env", "nor has"),
         ("no_such_module:Env", "cannot import it"),
+        ("../x:Env", "cannot import it"),
+        (":Env", "no env 'Env'"),
+        ("tests.unit.env.leaving:Env", "cannot import it: 3"),
         ("builtins:dict", "gave dict, no gymnasium.Env"),
     ],
 )

@@ -104,3 +104,5 @@ def test_a_new_process_is_brought_as_far_as_the_one_before(tmp_path: Path) -> No
         assert env._reset().observation == 0
     finally:
         env.close()
+    with pytest.raises(EnvError, match="closed"):
+        env.reset()

@@ -1,0 +1,3 @@
+"""A module that ends the process when it is imported, as a script might."""
+
+raise SystemExit(3)
