@@ -143,8 +143,9 @@ def _task_of(settings: Sequence[str]) -> str | None:
         dotted, _, value = setting.partition("=")
         section, *keys = dotted.strip().split(".")
         if section != "env" or not keys or keys[0] not in _KEYS:
-            expected = ", ".join(f"env.{one}" for one in _KEYS)
-            raise ConfigError(f"--set {setting}: of an env that is attached, expected {expected}")
+            near = difflib.get_close_matches(dotted.strip(), [f"env.{one}" for one in _KEYS], n=1)
+            hint = f"did you mean {near[0]}?" if near else "expected env." + ", env.".join(_KEYS)
+            raise ConfigError(f"--set {setting}: of an env that is attached, {hint}")
         if keys == ["task"]:
             task = parse_yaml(value, f"--set {setting}")
             if not isinstance(task, str):
