@@ -11,23 +11,20 @@ from rlightning.utils.config.buffer import (
     StorageConfig,
     TableConfig,
 )
-from rlightning.utils.config.config import (
-    ALGORITHMS,
+from rlightning.utils.config.cluster import ClusterConfig, PlacementConfig
+from rlightning.utils.config.config import MainConfig
+from rlightning.utils.config.diff import diff_configs
+from rlightning.utils.config.effect import keys_without_effect
+from rlightning.utils.config.env import EnvConfig
+from rlightning.utils.config.learner import ALGORITHMS, LearnerConfig, TrainConfig
+from rlightning.utils.config.load import load_config
+from rlightning.utils.config.log import LogConfig
+from rlightning.utils.config.policy import (
     DEFAULT_POLICY,
-    ClusterConfig,
-    EnvConfig,
-    LearnerConfig,
-    LogConfig,
-    MainConfig,
-    PlacementConfig,
     PolicyConfig,
-    TrainConfig,
     WeightBufferConfig,
     check_policy_name,
 )
-from rlightning.utils.config.diff import diff_configs
-from rlightning.utils.config.effect import keys_without_effect
-from rlightning.utils.config.load import load_config
 from rlightning.utils.config.rpc import ClientAuthConfig, ListenConfig, RpcConfig, TlsConfig
 from rlightning.utils.config.services import (
     EnvServiceConfig,

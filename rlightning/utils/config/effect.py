@@ -6,13 +6,11 @@ import re
 from collections.abc import Collection, Iterator
 
 from rlightning.utils.config.base import Config
-from rlightning.utils.config.config import (
-    EnvConfig,
-    LogConfig,
-    MainConfig,
-    PolicyConfig,
-    TrainConfig,
-)
+from rlightning.utils.config.config import MainConfig
+from rlightning.utils.config.env import EnvConfig
+from rlightning.utils.config.learner import TrainConfig
+from rlightning.utils.config.log import LogConfig
+from rlightning.utils.config.policy import PolicyConfig
 
 # They are read so that documented files load; each leaves this list with the code that honours it.
 _WITHOUT_EFFECT: dict[type[Config], frozenset[str]] = {

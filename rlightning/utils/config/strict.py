@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlightning.utils.config.base import Config
-from rlightning.utils.config.config import EnvConfig
+from rlightning.utils.config.env import EnvConfig
 
 # A field of these names, or that ends in `_kwargs`, takes any key: its reader is not this library.
 _OPEN_FIELDS = frozenset({"init_params", "model_cfg", "optim_cfg", "resource_pool"})
