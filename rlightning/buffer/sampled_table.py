@@ -75,7 +75,7 @@ class SampledTable:
     def __init__(self, name: str, config: BufferConfig) -> None:
         self.name = name
         check_table(config)
-        self.buffer: DataBuffer = build_data_buffer(_own_buffer(config))
+        self.buffer: DataBuffer = build_data_buffer(config.type, _own_buffer(config))
         self.buffer.init()
         self.limiter = None if config.rate_limiter is None else RateLimiter(config.rate_limiter)
         self.queue: TakeOnce | None = None

@@ -29,6 +29,7 @@ from rlightning.errors import (
     StorageFullError,
 )
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.registry import BUFFERS
 from tests.unit.buffer.scripted import ScriptedEnv, answer, check_transitions, meta
 
 
@@ -273,9 +274,19 @@ def test_a_replay_buffer_keeps_what_it_samples() -> None:
         buffer.sample(11)
 
 
+def test_a_buffer_of_a_users_own_is_made_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ours(ReplayBuffer):
+        pass
+
+    monkeypatch.setattr(BUFFERS, "_entries", {"ours": Ours})
+    assert type(build_data_buffer("ours", BufferConfig(type="ReplayBuffer", capacity=1))) is Ours
+    with pytest.raises(KeyError, match="no buffer 'our' is registered; did you mean ours"):
+        build_data_buffer("our", BufferConfig(type="ReplayBuffer", capacity=1))
+
+
 def test_a_rollout_buffer_gives_everything_once(caplog: pytest.LogCaptureFixture) -> None:
     config = BufferConfig(type="RolloutBuffer", capacity=100)
-    buffer = build_data_buffer(config)
+    buffer = build_data_buffer("RolloutBuffer", config)
     assert isinstance(buffer, RolloutBuffer)
     buffer.init()
     add(buffer, 11)
