@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -246,12 +245,7 @@ class ShardedSampleClient:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def next_batch(self, timeout_s: float | None = None, *, batch_size: int = 0) -> Batch:

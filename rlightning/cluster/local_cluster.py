@@ -117,12 +117,7 @@ class _Part:
         self._loop.run(self._connect())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._loop.run(self._close())
 
     async def _connect(self) -> None:

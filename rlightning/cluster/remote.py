@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from typing_extensions import Self
@@ -90,12 +89,7 @@ class RemoteBackend:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._loop.run(self._close())
 
     async def _open(self) -> None:

@@ -7,7 +7,6 @@ import concurrent.futures
 import threading
 from collections.abc import Coroutine
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, TypeVar
 
 from typing_extensions import Self
@@ -80,12 +79,7 @@ class LoopThread:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _serve(self) -> None:

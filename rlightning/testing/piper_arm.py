@@ -14,7 +14,6 @@ import struct
 import threading
 import time
 import tty
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from typing_extensions import Self
@@ -155,12 +154,7 @@ class SimulatedPiper:
             self._threads.append(thread)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._ended.set()
         for thread in self._threads:
             thread.join()

@@ -7,7 +7,6 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
@@ -98,12 +97,7 @@ class FaultProxy:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
