@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlightning.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlightning.cluster.local_cluster import LocalCluster
 
 __all__ = ["LocalCluster"]
 
-
-def __getattr__(name: str) -> Any:
-    # Loaded on first use: the services' command line needs this package, but not the clients.
-    if name != "LocalCluster":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlightning.cluster.local_cluster import LocalCluster
-
-    return LocalCluster
+# The services' command line needs this package, but not the clients.
+__getattr__ = lazy_names(__name__, {"LocalCluster": "local_cluster"})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlightning.utils.garbage import uncollected
+from rlightning.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlightning.learner.builder import build_learner
@@ -58,16 +59,9 @@ def preload() -> None:
             import_module(f"{__name__}.{module}")
 
 
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{module}"), name)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in {"torch", "tensordict", "torchrl", "safetensors"}:
-            raise
-        raise ImportError(
-            f"{__name__}.{name} needs {missing}: pip install 'rlightning[learn]'"
-        ) from error
+__getattr__ = lazy_names(
+    __name__,
+    _MODULES,
+    extra="learn",
+    libraries={"torch", "tensordict", "torchrl", "safetensors"},
+)

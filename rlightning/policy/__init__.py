@@ -6,8 +6,9 @@ Names are loaded on first use, so that a robot with the base install can import 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlightning.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlightning.policy.actor_critic import ActorCriticPolicy
@@ -72,16 +73,4 @@ _MODULES = {
     "policy_weights": "weights",
 }
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{module}"), name)
-    except ModuleNotFoundError as error:
-        if error.name not in {"torch", "safetensors"}:
-            raise
-        raise ImportError(
-            f"{__name__}.{name} needs {error.name}: pip install 'rlightning[policy]'"
-        ) from error
+__getattr__ = lazy_names(__name__, _MODULES, extra="policy", libraries={"torch", "safetensors"})

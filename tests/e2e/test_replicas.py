@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -50,15 +49,7 @@ def test_a_replica_is_killed_and_the_run_goes_on(role, tmp_path):
         again = command.wait_for(rf"^  (\S.*{role}_server .*{role}-0\.yaml.*)$", 10)[1]
         before = newest()
         wait_until(lambda: newest() > before + 1, 30, "the run stands still")
-        by_hand = stack.enter_context(
-            subprocess.Popen(
-                shlex.split(again),
-                cwd=tmp_path,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        )
-        stack.callback(by_hand.kill)
+        stack.enter_context(Command(*shlex.split(again), cwd=tmp_path, command=()))
         command.wait_for(f"the {role} server 0 is SERVING again", 30)
         os.kill(replica(command, role, 1), signal.SIGKILL)
         before = newest()

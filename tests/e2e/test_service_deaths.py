@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 from contextlib import ExitStack
 
 import pytest
@@ -52,15 +51,7 @@ def test_each_service_killed_and_started_again_by_hand(tmp_path):
         for name in ("policy_server", "buffer_server", "env_server"):
             os.kill(ours[name], signal.SIGKILL)
             again = command.wait_for(rf"^  (\S.* -m rlightning\.services\.{name} .*)$", 5)[1]
-            by_hand = stack.enter_context(
-                subprocess.Popen(
-                    shlex.split(again),
-                    cwd=tmp_path,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
-            stack.callback(by_hand.kill)
+            stack.enter_context(Command(*shlex.split(again), cwd=tmp_path, command=()))
             command.wait_for(rf"the {name.replace('_', ' ')} is SERVING again", 30)
             version = wait_for_version(command, above=version)
         assert command.wait(120) == 0, command.stderr

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -87,15 +86,7 @@ def test_a_shard_is_killed_left_out_and_comes_back(tmp_path):
         wait_until(
             lambda: newest() > before + 1, 30
         )  # the rows of the other shard are learned from
-        by_hand = stack.enter_context(
-            subprocess.Popen(
-                shlex.split(again),
-                cwd=tmp_path,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        )
-        stack.callback(by_hand.kill)
+        stack.enter_context(Command(*shlex.split(again), cwd=tmp_path, command=()))
         command.wait_for(r"the buffer server 1 is SERVING again", 30)
         before = newest()
         wait_until(lambda: newest() > before + 2, 30)

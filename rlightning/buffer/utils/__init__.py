@@ -6,7 +6,9 @@ here before a `Storage`, which is made of both, can be.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlightning.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlightning.buffer.utils.storage import BufferView, Storage
@@ -14,12 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BufferView", "EpisodeTable", "Storage"]
 
-_MODULES = {"BufferView": "storage", "EpisodeTable": "table", "Storage": "storage"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__, {"BufferView": "storage", "EpisodeTable": "table", "Storage": "storage"}
+)

@@ -5,10 +5,11 @@ What hosts them needs `driver: external` in its config; any library then trains 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlightning.env.gym_client.scalar_env import RemoteEnv
 from rlightning.env.gym_client.vector_env import RemoteVectorEnv
+from rlightning.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlightning.env.gym_client.parallel_env import RemoteParallelEnv
@@ -16,15 +17,5 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteEnv", "RemoteParallelEnv", "RemoteVecEnv", "RemoteVectorEnv"]
 
-
-def __getattr__(name: str) -> Any:
-    # Each needs a library that the others do without.
-    if name == "RemoteParallelEnv":
-        from rlightning.env.gym_client.parallel_env import RemoteParallelEnv
-
-        return RemoteParallelEnv
-    if name == "RemoteVecEnv":
-        from rlightning.env.gym_client.sb3 import RemoteVecEnv
-
-        return RemoteVecEnv
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Each needs a library that the others do without.
+__getattr__ = lazy_names(__name__, {"RemoteParallelEnv": "parallel_env", "RemoteVecEnv": "sb3"})
