@@ -8,7 +8,6 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from typing_extensions import Self
@@ -216,12 +215,7 @@ class InsertClient:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def insert(

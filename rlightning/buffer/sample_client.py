@@ -8,7 +8,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from typing_extensions import Self
@@ -173,12 +172,7 @@ class SampleClient:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def next_batch(self, timeout_s: float | None = None, *, batch_size: int = 0) -> Batch:
