@@ -90,6 +90,17 @@ def test_documents_name_files_that_exist() -> None:
     assert not missing
 
 
+def test_every_document_is_listed() -> None:
+    def links(doc: Path) -> set[Path]:
+        targets = re.findall(r"\]\(([^)#:]+)", doc.read_text())
+        return {(doc.parent / target).resolve() for target in targets}
+
+    decisions = ROOT / "docs" / "adr"
+    listed = links(ROOT / "README.md") | links(decisions / "README.md")
+    documents = {*(ROOT / "docs").rglob("*.md"), *(ROOT / "services").rglob("README.md")}
+    assert sorted(documents - listed) == []
+
+
 def test_make_knows_every_target_that_is_named() -> None:
     makefile = (ROOT / "Makefile").read_text()
     rules = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
