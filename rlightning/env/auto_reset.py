@@ -22,7 +22,7 @@ class AutoReset:
         self.counter: EnvStepCounter | None = None
         self.max_episode_steps: int | None = None
         self._reset_on_done = False
-        self._done: set[str] = set()
+        self._ended: set[str] = set()
         self._was_reset: set[str] = set()
 
     def begin(
@@ -47,26 +47,26 @@ class AutoReset:
         self.counter = counter
         self.max_episode_steps = max_episode_steps
         self._reset_on_done = reset_on_done
-        self._done.clear()
+        self._ended.clear()
 
     def end(self) -> None:
         """Counts no more."""
         self.counter = None
         self._reset_on_done = False
-        self._done.clear()
+        self._ended.clear()
 
     def is_due(self, env_id: str) -> bool:
         """Whether an env has to be reset in place of its next step."""
         counter = self.counter
         if counter is None:
             return False
-        if env_id in self._done or counter.is_reached_max_steps(env_id):
+        if env_id in self._ended or counter.is_reached_max_steps(env_id):
             counter.reset(env_id)
         return counter[env_id] < 0
 
     def record_reset(self, env_id: str) -> None:
         """Takes note that an env is at its reset."""
-        self._done.discard(env_id)
+        self._ended.discard(env_id)
         self._was_reset.add(env_id)
         if self.counter is not None:
             self.counter.reset(env_id)
@@ -88,7 +88,7 @@ class AutoReset:
             return
         counter.step(env_id)
         if self._reset_on_done and not resets_itself and has_ended(env_ret):
-            self._done.add(env_id)
+            self._ended.add(env_id)
 
     def truncations(self, env_ids: Iterable[str]) -> list[bool] | None:
         """Returns for each env whether it is at its limit; None while nothing is counted."""

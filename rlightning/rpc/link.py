@@ -25,7 +25,7 @@ MAX_PROBE_BYTES = 2**20
 
 _METHOD = f"/{SERVICE}/Probe"
 _TIMEOUT_S = 10.0
-_PINGS = 20
+_PROBES = 20
 _FIRST_BYTES = 4 * 2**10
 # What a probe should take, so that the round trip is little of it.
 _LONG_S = 0.1
@@ -120,7 +120,7 @@ async def measure_link(channel: Channel) -> Link:
     trips: list[float] = []
     last = await _exchange(channel, offset, trips)  # connects
     trips.clear()
-    for _ in range(_PINGS):
+    for _ in range(_PROBES):
         last = await _exchange(channel, offset, trips)
     clocks = _clocks(offset, last)
     changes = [abs(after - before) for before, after in itertools.pairwise(trips)]
