@@ -392,25 +392,32 @@ class LocalLauncher:
 
 
 def _replicas_of(role: str, service: ReplicatedServiceConfig) -> dict[str, ServiceConfig]:
-    """Returns the servers of a service by name; {} if there is one, or one name for all.
+    """Returns the servers of a service by name; {} if there is one, or one name for all."""
+    if service.address is not None or (service.replicas == 1 and not service.addresses):
+        return {}
+    one = service.model_copy(update={"addresses": []})
+    number = len(service.addresses) or service.replicas
+    return _several(role, one, number, service.addresses)
+
+
+def _several(
+    role: str, service: ServiceConfig, number: int, addresses: Sequence[str]
+) -> dict[str, ServiceConfig]:
+    """Returns the sections of several servers of a service by name.
 
     Those with an address run elsewhere; others listen, and show metrics, like the section of the
     service, each on a port of its own: the next one after that of the one before, or any.
     """
-    if service.address is not None or (service.replicas == 1 and not service.addresses):
-        return {}
-    number = len(service.addresses) or service.replicas
-    replicas: dict[str, ServiceConfig] = {}
+    servers = {}
     for index in range(number):
-        replica = service.model_copy(deep=True, update={"addresses": []})
-        if service.addresses:
-            replica.address = service.addresses[index]
-        for listener in replica.listen:
+        server = servers[f"{role}-{index}"] = service.model_copy(deep=True)
+        if addresses:
+            server.address = addresses[index]
+        for listener in server.listen:
             listener.address = _next_port(listener.address, index)
-        if replica.metrics is not None:
-            replica.metrics = _next_port(replica.metrics, index)
-        replicas[f"{role}-{index}"] = replica
-    return replicas
+        if server.metrics is not None:
+            server.metrics = _next_port(server.metrics, index)
+    return servers
 
 
 def _next_port(address: str, steps: int) -> str:
@@ -421,9 +428,6 @@ def _next_port(address: str, steps: int) -> str:
 
 def _shards_of(config: MainConfig) -> dict[str, ServiceConfig]:
     """Returns the buffer servers of sharded storage by name; {} if it is not sharded.
-
-    Those with an address run elsewhere; others listen like `services.buffer`, each on a port of its
-    own: the next one after that of the one before, or any.
 
     Raises:
         ConfigError: Nothing says how many there are.
@@ -436,16 +440,7 @@ def _shards_of(config: MainConfig) -> dict[str, ServiceConfig]:
             "buffer.storage.type: 'sharded' needs storage.num_shards, or storage.addresses of "
             "buffer servers"
         )
-    shards = {}
-    for index in range(storage.shards):
-        shard = shards[f"buffer-{index}"] = config.services.buffer.model_copy(deep=True)
-        if storage.addresses:
-            shard.address = storage.addresses[index]
-        for listener in shard.listen:
-            listener.address = _next_port(listener.address, index)
-        if shard.metrics is not None:
-            shard.metrics = _next_port(shard.metrics, index)
-    return shards
+    return _several("buffer", config.services.buffer, storage.shards, storage.addresses)
 
 
 def last_words(process: ServiceProcess) -> str:
