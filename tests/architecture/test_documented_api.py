@@ -37,7 +37,7 @@ NAMES = {
     "rlightning.buffer.utils.container": "DataContainer",
     "rlightning.buffer.utils.table": "EpisodeTable",
     "rlightning.buffer.utils.preprocessors": "Preprocessor NonPreprocessor BoxFlattenPreprocessor "
-    "DiscretePreprocessor get_preprocessor_cls",
+    "DiscretePreprocessor default_obs_preprocessor default_reward_preprocessor get_preprocessor_cls",
     "rlightning.buffer.utils.preprocess": "default_preprocess_fn default_obs_preprocessor",
     "rlightning.buffer.utils.postprocess": "default_postprocess_fn default_compute_gae",
     "rlightning.buffer.utils.utils": "default_env_ret_preprocess_fn "

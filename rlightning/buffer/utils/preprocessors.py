@@ -12,6 +12,18 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rlightning.buffer.utils.utils import default_obs_preprocessor, default_reward_preprocessor
+
+__all__ = [
+    "BoxFlattenPreprocessor",
+    "DiscretePreprocessor",
+    "NonPreprocessor",
+    "Preprocessor",
+    "default_obs_preprocessor",
+    "default_reward_preprocessor",
+    "get_preprocessor_cls",
+]
+
 
 class Preprocessor(ABC):
     """Transforms the values of one space.
