@@ -48,8 +48,8 @@ class Backend(ReplaySource, Protocol):
         """Returns the spaces and sizes of the envs, one entry per group of rows."""
         ...
 
-    def snapshot(self, keep: Sequence[str]) -> str | None:
-        """Lets the buffer write a snapshot and returns its name; None if it writes none.
+    def checkpoint_buffer(self, keep: Sequence[str]) -> str | None:
+        """Lets the buffer write a checkpoint and returns its name; None if it writes none.
 
         Args:
             keep: Names of earlier ones that manifests still have: the buffer keeps them, and the

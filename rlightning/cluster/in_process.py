@@ -191,8 +191,8 @@ class InProcessBackend:
             columns["sample_index"], priorities, columns["sample_generation"]
         )
 
-    def snapshot(self, keep: Sequence[str]) -> str | None:
-        """Returns None: what is in memory has no snapshots."""
+    def checkpoint_buffer(self, keep: Sequence[str]) -> str | None:
+        """Returns None: what is in memory has no checkpoints."""
         return None
 
     def policy_version(self) -> int:

@@ -26,10 +26,10 @@ class Keeper:
     Args:
         config: Config of the run.
         run: Its folder.
-        backend: Whose buffer writes snapshots.
+        backend: Whose buffer writes checkpoints of its own.
         monitor: Knows the mean return.
         algorithm: What learns.
-        resumed: The buffer snapshot that this run goes on from, if it does: it is kept until a
+        resumed: The buffer's checkpoint that this run goes on from, if it does: it is kept until a
             checkpoint of this run takes its place.
     """
 
@@ -74,7 +74,7 @@ class Keeper:
             weights,
             dump_state(self._algorithm.state()),
             mean_return=mean,
-            buffer_snapshot=self._snapshot(),
+            buffer_checkpoint=self._checkpoint_buffer(),
         )
         self._saved = stats.updates
         self._resumed = []
@@ -86,10 +86,10 @@ class Keeper:
         self._best = mean
         self._next_best = time.monotonic() + _BEST_EVERY_S
 
-    def _snapshot(self) -> str | None:
+    def _checkpoint_buffer(self) -> str | None:
         if not self._replays:
             return None
         try:
-            return self._backend.snapshot([*self._resumed, *self._checkpoints.snapshots])
+            return self._backend.checkpoint_buffer([*self._resumed, *self._checkpoints.of_buffer])
         except RLightningError:  # a learner that saves in its end must save all the same
             return None

@@ -196,13 +196,13 @@ class RemoteBackend:
                 table = self._launcher.config.learner.table
                 self._patiently(partial(_update_priorities, buffer, rows, table))
 
-    def snapshot(self, keep: Sequence[str]) -> str | None:
-        """Lets the buffer server write a snapshot and returns its name; None if it writes none.
+    def checkpoint_buffer(self, keep: Sequence[str]) -> str | None:
+        """Lets the buffer server write a checkpoint and returns its name; None if it writes none.
 
         Several buffer servers write one each, and the names are joined by commas.
 
         Args:
-            keep: As of `Backend.snapshot`.
+            keep: As of `Backend.checkpoint_buffer`.
         """
         made = []
         for number, buffer in enumerate(self._buffers):

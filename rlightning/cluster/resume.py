@@ -45,7 +45,7 @@ def restore_buffer(checkpoint: Checkpoint, config: MainConfig) -> str:
         A line that says what the buffer begins with, and what is lost; empty without a
         ReplayBuffer, in which nothing outlives an update.
     """
-    buffer, wanted = config.buffer, checkpoint.buffer_snapshot
+    buffer, wanted = config.buffer, checkpoint.buffer_checkpoint
     if config.sampled.type != "ReplayBuffer":
         return ""
     if config.services.buffer.address is not None or buffer.storage.addresses:
@@ -64,11 +64,11 @@ def restore_buffer(checkpoint: Checkpoint, config: MainConfig) -> str:
     return f"the replay buffer begins with the newest that {buffer.data_dir} has: {said}"
 
 
-def _has(folder: Path, snapshot: str, config: MainConfig) -> bool:
-    """Whether the folder of a buffer has a snapshot, of each of its shards if it has several."""
-    names = snapshot.split(",")
+def _has(folder: Path, checkpoint: str, config: MainConfig) -> bool:
+    """Whether the folder of a buffer has a checkpoint, of each of its shards if it has several."""
+    names = checkpoint.split(",")
     if config.buffer.storage.type != "sharded":
-        return (folder / "checkpoints" / snapshot).is_dir()
+        return (folder / "checkpoints" / checkpoint).is_dir()
     shards = [folder / f"buffer-{number}" for number in range(config.buffer.storage.shards)]
     return len(names) == len(shards) and all(
         (shard / "checkpoints" / name).is_dir() for shard, name in zip(shards, names, strict=True)

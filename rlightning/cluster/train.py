@@ -210,7 +210,7 @@ def _learn(
             algorithm = learner.build_learner(config, metas[0], ranks)
             if checkpoint is not None:
                 load_checkpoint(checkpoint, algorithm)
-            resumed = None if checkpoint is None else checkpoint.buffer_snapshot
+            resumed = None if checkpoint is None else checkpoint.buffer_checkpoint
             keeper = Keeper(config, run, backend, monitor, algorithm, resumed)
             hooks: dict[str, Any] = {
                 "stop": stop,

@@ -32,7 +32,7 @@ class Checkpoint:
         env_steps: Env steps up to it.
         rows: Rows learned from up to it.
         mean_return: Mean return of the last episodes then; None if it is not known.
-        buffer_snapshot: Name of the snapshot that the buffer server wrote with it; None: none.
+        buffer_checkpoint: Name of the one that the buffer server wrote with it; None: none.
         weights: A safetensors file.
         state: What the algorithm's `restore` takes, as `load_state` reads it; None if only weights
             were kept.
@@ -44,7 +44,7 @@ class Checkpoint:
     env_steps: int
     rows: int
     mean_return: float | None
-    buffer_snapshot: str | None
+    buffer_checkpoint: str | None
     weights: bytes
     state: bytes | None
 
@@ -80,7 +80,7 @@ class Checkpoint:
             path,
             **counts,
             mean_return=manifest.get("mean_return"),
-            buffer_snapshot=manifest.get("buffer_snapshot"),
+            buffer_checkpoint=manifest.get("buffer_checkpoint"),
             weights=weights,
             state=files.get(STATE),
         )
@@ -109,12 +109,12 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder = folder
         self._keep = keep
-        # Those written here to go on from, by folder, the oldest first: their buffer snapshots.
+        # Those written here to go on from, by folder, the oldest first: those of the buffer.
         self._kept: dict[str, str | None] = {}
 
     @property
-    def snapshots(self) -> list[str]:
-        """Names of the buffer snapshots that the checkpoints written here belong to."""
+    def of_buffer(self) -> list[str]:
+        """Names of the buffer's checkpoints that those written here belong to."""
         return [name for name in self._kept.values() if name is not None]
 
     def save(
@@ -125,7 +125,7 @@ class Checkpoints:
         *,
         link: str = "latest",
         mean_return: float | None = None,
-        buffer_snapshot: str | None = None,
+        buffer_checkpoint: str | None = None,
     ) -> None:
         """Writes one checkpoint; one of the same version that another run left is replaced. Blocks.
 
@@ -137,7 +137,7 @@ class Checkpoints:
             link: `latest` or `best`: which link points to it then. What `best` pointed to before is
                 removed if only weights were kept of it.
             mean_return: Mean return of the last episodes.
-            buffer_snapshot: Name of the snapshot that belongs to it.
+            buffer_checkpoint: Name of the buffer's checkpoint that belongs to it.
 
         Raises:
             OSError: It could not be written; earlier ones are still there.
@@ -149,7 +149,7 @@ class Checkpoints:
             "format": FORMAT,
             **{key: getattr(stats, key) for key in _COUNTS},
             "mean_return": mean_return,
-            "buffer_snapshot": buffer_snapshot,
+            "buffer_checkpoint": buffer_checkpoint,
             "files": {file: hashlib.sha256(data).hexdigest() for file, data in files.items()},
         }
         if not _holds(target, manifest):
@@ -157,7 +157,7 @@ class Checkpoints:
         self._point(link, name)
         if state is not None:
             self._kept.pop(name, None)
-            self._kept[name] = buffer_snapshot
+            self._kept[name] = buffer_checkpoint
             self._prune()
 
     def _prune(self) -> None:

@@ -118,6 +118,6 @@ def test_2n_updates_are_n_and_a_kill_and_n(tmp_path, algorithm, kill):
         folder = tmp_path / "runs" / name / "checkpoints" / "latest"
         end[name] = json.loads((folder / "manifest.json").read_text())
         end[name].pop("mean_return")  # of the episodes of this run alone
-        end[name].pop("buffer_snapshot")
+        end[name].pop("buffer_checkpoint")
     assert end["killed/2"] == end["whole/1"]  # the checksums of weights and state among it
     assert end["whole/1"]["updates"] == updates

@@ -21,8 +21,8 @@ def make_config(services=None, **buffer):
     return MainConfig.from_dict({"env": env, "buffer": buffer, "services": services or {}})
 
 
-def make_checkpoint(snapshot=None, state=b""):
-    return Checkpoint(Path("runs/e/1/checkpoints/9"), 9, 8, 7, 6, None, snapshot, b"", state)
+def make_checkpoint(of_buffer=None, state=b""):
+    return Checkpoint(Path("runs/e/1/checkpoints/9"), 9, 8, 7, 6, None, of_buffer, b"", state)
 
 
 NAME = "checkpoint-00000003"
@@ -30,21 +30,21 @@ NAME = "checkpoint-00000003"
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("durability", ["none", "process"])
-@pytest.mark.parametrize("snapshot", [NAME, None])
-def test_the_buffer_begins_with_the_snapshot_or_it_is_said_what_is_lost(
-    tmp_path, there, durability, snapshot
+@pytest.mark.parametrize("of_buffer", [NAME, None])
+def test_the_buffer_begins_with_the_checkpoint_or_it_is_said_what_is_lost(
+    tmp_path, there, durability, of_buffer
 ):
     if there:
         (tmp_path / "checkpoints" / NAME).mkdir(parents=True)
     config = make_config(data_dir=str(tmp_path), durability=durability, restore="latest")
-    line = restore_buffer(make_checkpoint(snapshot), config)
-    if there and snapshot:
+    line = restore_buffer(make_checkpoint(of_buffer), config)
+    if there and of_buffer:
         assert (config.buffer.restore, line) == (
             NAME,
             f"the replay buffer begins with {NAME} of {tmp_path}",
         )
         return
-    lost = f"{NAME} is not there" if snapshot else "the run kept no checkpoint of it"
+    lost = f"{NAME} is not there" if of_buffer else "the run kept no checkpoint of it"
     if durability == "none":
         assert config.buffer.restore == "none"
         assert line == f"the replay buffer begins empty: {lost} in {tmp_path}"
@@ -85,7 +85,7 @@ def restore_of(file):
 
 
 def test_a_server_that_is_started_again_has_all_that_it_had(tmp_path):
-    """What came after the snapshot is acked, so a restart by hand must not go back to it."""
+    """What came after the checkpoint is acked, so a restart by hand must not go back to it."""
     storage = {"type": "sharded", "num_shards": 2}
     config = make_config(data_dir=str(tmp_path), storage=storage, restore=f"{NAME},{NAME[:-1]}7")
     config.log.log_dir = str(tmp_path / "runs")

@@ -23,7 +23,7 @@ def test_a_checkpoint_holds_weights_and_a_manifest(tmp_path):
         "env_steps": 90,
         "rows": 60,
         "mean_return": None,
-        "buffer_snapshot": None,
+        "buffer_checkpoint": None,
         "files": {"weights.safetensors": hashlib.sha256(b"weights").hexdigest()},
     }
     assert sorted(path.name for path in folder.iterdir()) == ["4", "latest"]
@@ -69,11 +69,11 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
 def test_what_was_saved_is_read_again(tmp_path):
     stats = LearnerStats(updates=3, rows=60, env_steps=90, policy_version=4)
     Checkpoints(tmp_path).save(
-        stats, b"weights", b"state", mean_return=1.5, buffer_snapshot="snapshot-1"
+        stats, b"weights", b"state", mean_return=1.5, buffer_checkpoint="checkpoint-1"
     )
     read = Checkpoint.read(tmp_path / "latest")
     assert (read.weights, read.state, read.mean_return) == (b"weights", b"state", 1.5)
-    assert (read.path, read.buffer_snapshot) == (tmp_path / "4", "snapshot-1")
+    assert (read.path, read.buffer_checkpoint) == (tmp_path / "4", "checkpoint-1")
     again = read.stats()
     assert (again.updates, again.rows, again.env_steps, again.policy_version) == (3, 60, 90, 4)
 
@@ -100,13 +100,13 @@ def test_the_last_ones_and_the_best_are_kept_to_go_on_from(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     for version in range(1, 6):
         stats = LearnerStats(policy_version=version)
-        snapshot = None if version == 4 else f"snapshot-{version}"
-        checkpoints.save(stats, b"w", b"state", buffer_snapshot=snapshot)
+        of_buffer = None if version == 4 else f"checkpoint-{version}"
+        checkpoints.save(stats, b"w", b"state", buffer_checkpoint=of_buffer)
         if version == 2:
             checkpoints.save(stats, b"w", link="best", mean_return=1.0)
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == ["2", "4", "5", "best", "latest"]
-    assert checkpoints.snapshots == ["snapshot-2", "snapshot-5"]
+    assert checkpoints.of_buffer == ["checkpoint-2", "checkpoint-5"]
     for name in ("2", "4", "5"):
         assert Checkpoint.read(tmp_path / name).state == b"state"
     checkpoints.save(LearnerStats(policy_version=6), b"w", link="best", mean_return=2.0)
