@@ -79,15 +79,23 @@ def test_importing_costs_no_heavy_library(module: str) -> None:
     assert out.stdout.strip() == "[]"
 
 
-def test_documents_name_files_that_exist() -> None:
-    docs = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    missing = [
-        f"{doc.relative_to(ROOT)} -> {target}"
-        for doc in docs
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", doc.read_text())
-        if not (doc.parent / target).exists()
-    ]
-    assert not missing
+def anchors(doc: Path) -> set[str]:
+    """What may stand behind # in a link to a document: its headings, as GitHub makes anchors of them."""
+    text = re.sub(r"^```.*?^```", "", doc.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_of_documents_lead_somewhere() -> None:
+    docs = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/*.md")]
+    docs += [*ROOT.glob("services/*/*.md"), *ROOT.glob("examples/*/*.md")]
+    broken = []
+    for doc in docs:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", doc.read_text()):
+            there = doc.parent / target if target else doc
+            if not there.exists() or (anchor and anchor not in anchors(there)):
+                broken.append(f"{doc.relative_to(ROOT)} -> {target}#{anchor}")
+    assert broken == []
 
 
 def test_every_document_is_listed() -> None:
