@@ -20,6 +20,7 @@ DOCS = [
     *sorted((ROOT / "examples").rglob("*.md")),
     ROOT / "project" / "README.md",
 ]
+RLIGHTNING = typer.main.get_command(app)
 SERVICE_OPTIONS = {"--config", "--listen", "--set", "--insecure", "--log-level", "--log-json"}
 _CALL = re.compile(r"(?<![\w/])rlightning((?:\.services\.[a-z_]+)?)(?= |$)([^#|&]*)")
 
@@ -43,7 +44,7 @@ def section(key: str, value: object) -> dict[str, object]:
 
 def options_of(arguments: str) -> set[str] | None:
     """The options of the command that the first words name; None where there is no such command."""
-    command = typer.main.get_command(app)
+    command = RLIGHTNING
     for word in arguments.split():
         if not hasattr(command, "commands"):
             break
