@@ -56,7 +56,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
     """One session on one bidirectional method; survives cuts and restarts of the server.
 
     After a cut it connects again by itself, with the resume token, until it is closed or the server
-    refuses it for good. The owner keeps what is not answered yet, in this order:
+    refuses it for good. A server that falls silent is dialled anew, since the connection to it may
+    be dead; open calls over it end. The owner keeps what is not answered yet, in this order:
 
     1. record the request as unanswered;
     2. build it with `new_request()` and the current `epoch`, encode it, `await send(...)`, with no
@@ -273,12 +274,11 @@ class SessionClient(Generic[RequestT, ResponseT]):
             with suppress(asyncio.TimeoutError):
                 await wait_within(stream.beaten.wait(), timeout_s)
 
-    async def renew(self, error: RemoteError) -> None:
+    def renew(self, error: RemoteError) -> None:
         """Gives the stream up with an error, and its connection; the next has another one."""
         stream = self._stream
         if stream is not None:
-            stream.lose(error)
-            await self._channel.renew()
+            stream.lose(error, with_connection=True)
 
     async def send_now(self, data: bytes) -> bool:
         """As `send`, for use inside `on_welcome`."""
@@ -356,6 +356,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
             stream.close()
             stream.ready.set()  # who waits in `send` learns there that the stream is over
             stream.beaten.set()
+            if stream.connection_lost:
+                await self._channel.renew()
 
     def _turn_to(self, channel: Channel) -> None:
         """Lets the next stream go to a server, which knows nothing of a session at another one."""
@@ -394,6 +396,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         try:
             await asyncio.wait({read}, timeout=self._welcome_timeout_s)
             if not read.done():
+                stream.connection_lost = True
                 raise UnavailableError(
                     f"no welcome within {self._welcome_timeout_s:g} s", peer=self.peer
                 )
@@ -516,8 +519,10 @@ class SessionClient(Generic[RequestT, ResponseT]):
                 stream.heard_ns += now - due_ns
             silence_s = (now - stream.heard_ns) / 1e9
             if silence_s > stream.lease_s:
+                # TCP may try a link that is back only after as long as it was down: dial anew.
                 stream.lose(
-                    UnavailableError(f"nothing heard for {silence_s:.1f} s", peer=self.peer)
+                    UnavailableError(f"nothing heard for {silence_s:.1f} s", peer=self.peer),
+                    with_connection=True,
                 )
                 return
             if stream.writing:

@@ -33,6 +33,7 @@ class ClientStream:
         beaten: Set by an answer to a heartbeat, and when the stream is over.
         half_closed: This side has ended it in order.
         lost: Why it was given up; None if it was not.
+        connection_lost: The connection may be dead, too.
     """
 
     def __init__(self, call: Any, cap: int) -> None:
@@ -46,6 +47,7 @@ class ClientStream:
         self.beaten = asyncio.Event()
         self.half_closed = False
         self.lost: RemoteError | None = None
+        self.connection_lost = False
         self._lock = asyncio.Lock()
         self._closed = False
         self._given_up = False
@@ -72,10 +74,11 @@ class ClientStream:
                 raise
             return True
 
-    def lose(self, error: RemoteError) -> None:
-        """Gives the stream up; its reader raises `error`."""
+    def lose(self, error: RemoteError, *, with_connection: bool = False) -> None:
+        """Gives the stream up, and its connection where that is said; its reader raises `error`."""
         if self.lost is None:
             self.lost = error
+        self.connection_lost |= with_connection
         self._given_up = True
         self.call.cancel()
 
