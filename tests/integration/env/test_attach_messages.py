@@ -7,20 +7,18 @@ import logging
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 
 from rlightning.cluster.attach import _line
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.remote_client import EnvClient
 from rlightning.env.step_client import StepClient
 from rlightning.errors import CodecError, PreconditionError, RemoteError
-from rlightning.policy import BasePolicy
 from rlightning.rpc.server import serve
 from rlightning.services.buffer_server.servicer import BufferService
 from rlightning.testing import assert_eventually
-from rlightning.types import EnvRet, PolicyResponse
+from rlightning.types import EnvRet
 from rlightning.utils.config import EnvConfig, MainConfig
-from tests.integration.env.test_attach import (
+from tests.integration.env.attaching import (
     PATIENCE_S,
     attached,
     cluster,
@@ -69,52 +67,6 @@ async def test_a_refusal_is_told_once(caplog):
                 await assert_eventually(lambda: client.outcome, PATIENCE_S)
         assert isinstance(client.outcome[0], PreconditionError)
         assert "the env differs" not in caplog.text
-
-
-class Signed(gym.Env):
-    """Its only episode shows one number."""
-
-    observation_space = action_space = gym.spaces.Box(-10, 10, (1,), np.float32)
-
-    def __init__(self, number=1.0):
-        self.number = np.full(1, number, np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        return self.number, {}
-
-    def step(self, action):
-        assert np.isfinite(action).all()
-        return self.number, 1.0, False, False, {}
-
-
-class Logarithm(BasePolicy):
-    """Has no number to act with where it sees one below 0."""
-
-    def construct_network(self, env_meta, **kwargs):
-        self.net = torch.nn.Linear(1, 1)
-
-    def rollout_step(self, env_ret):
-        return PolicyResponse(env_ret.env_id, action=torch.log(env_ret.observation))
-
-
-async def test_a_nan_action_is_told_to_its_client_and_disturbs_nobody_else():
-    signed = {"name": "one", "backend": "gymnasium", "task": f"{__name__}:Signed"}
-    async with cluster(signed, {"type": f"{__name__}:Logarithm"}) as running:
-        async with attached(running.env_address, Signed(), "other") as other:
-            await stepped(other, 5)
-            async with attached(running.env_address, Signed(-1.0)) as client:
-                await assert_eventually(lambda: client.outcome, PATIENCE_S)
-                [error] = client.outcome
-                assert isinstance(error, RemoteError)
-                told = "failed for env 'attached/robot': 'action' is NaN, in row 0"
-                assert told in str(error)
-                assert (client.status.steps, client.status.state) == (0, "ended")
-            [hosted] = running.service._groups
-            before = hosted.env_steps
-            await stepped(other, 20)
-            assert other.status.reconnects == 0
-            await assert_eventually(lambda: hosted.env_steps > before + 20, PATIENCE_S)
-        assert not running.service.failure.done()
 
 
 class Extra(BaseEnv):

@@ -19,7 +19,7 @@ from rlightning.env.remote_env import RemoteEnvClient
 from rlightning.errors import ConfigError, DeadlineExceededError
 from rlightning.testing import FaultProxy, ServerProcess, assert_eventually
 from rlightning.types import ActionSource
-from tests.integration.env.test_attach import CLI, ECHO, FAST, PATIENCE_S, Cluster, attached
+from tests.integration.env.attaching import CLI, ECHO, FAST, PATIENCE_S, Cluster, attached
 from tests.integration.pairing.env import Counting
 from tests.integration.pairing.policy import Echo
 
