@@ -259,7 +259,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         """Asks the server for a sign of life, unless something else is being sent anyway."""
         stream = self._stream
         if stream is not None and not stream.writing:
-            await stream.write(self._heartbeat(self.activity.state))
+            await stream.write(self._heartbeat())
 
     async def exchange(self, timeout_s: float) -> None:
         """Sends a heartbeat and waits for its answer: what comes next finds the stream warm.
@@ -270,7 +270,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         stream = self._stream
         if stream is not None:
             stream.beaten.clear()
-            await stream.write(self._heartbeat(self.activity.state))
+            await stream.write(self._heartbeat())
             with suppress(asyncio.TimeoutError):
                 await wait_within(stream.beaten.wait(), timeout_s)
 
@@ -426,19 +426,17 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self.resumed = welcome.resumed
         self.draining = False
         self._last_error = None
-        stream.cap = min(welcome.max_message_bytes or stream.cap, stream.cap)
-        stream.heartbeat_s = max(0.01, welcome.heartbeat_ms / 1000)
-        stream.lease_s = max(2 * stream.heartbeat_s, welcome.lease_ms / 1000)
+        stream.accept(welcome)
         initial_ms, max_ms = self._pauses_ms
         initial_ms = max(1, welcome.reconnect_initial_ms or initial_ms)
         self._pauses_ms = initial_ms, max(initial_ms, welcome.reconnect_max_ms or max_ms)
-        stream.same_clock = bool(welcome.boot_id) and welcome.boot_id == boot_id()
         self._stream = stream
 
     async def _hold(self, stream: ClientStream, welcome: Reader[ResponseT]) -> None:
-        self._measure(stream, welcome.message)
+        message: Any = welcome.message
+        stream.measure(message.timing, self.offset, self.encoded)
         reading = asyncio.create_task(self._read_all(stream))
-        beating = asyncio.create_task(self._beat(stream))
+        beating = asyncio.create_task(stream.keep_lease(self._heartbeat, self.peer))
         greeting = asyncio.create_task(self._greeted(stream, welcome))
         tasks = {reading, beating, greeting}
         try:
@@ -479,7 +477,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         on_message = self._on_message
         while (reader := await self._read(stream)) is not None:
             message: Any = reader.message
-            self._measure(stream, message)
+            stream.measure(message.timing, self.offset, self.encoded)
             body = message.WhichOneof("body")
             if body == "heartbeat":
                 stream.beaten.set()
@@ -496,41 +494,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         if not stream.half_closed:
             raise UnavailableError("the server ended the stream", peer=self.peer)
 
-    def _measure(self, stream: ClientStream, message: Any) -> None:
-        timing = message.timing
-        sent_ns = timing.echo_sent_ns
-        if sent_ns:
-            offset = self.offset
-            if timing.clock_id != offset.clock_id or stream.same_clock != offset.same_clock:
-                offset.set_peer(timing.clock_id, same_clock=stream.same_clock)
-            stamped_ns, encoded_ns = self.encoded
-            if sent_ns == stamped_ns:
-                sent_ns = encoded_ns
-            offset.update(sent_ns, timing.received_ns, timing.sent_ns, stream.heard_ns)
-
-    async def _beat(self, stream: ClientStream) -> None:
-        """Sends heartbeats; ends the stream when the server falls silent."""
-        while True:
-            due_ns = time.monotonic_ns() + int(stream.heartbeat_s * 1e9)
-            await asyncio.sleep(stream.heartbeat_s)
-            now = time.monotonic_ns()
-            if now - due_ns > stream.lease_s * 0.25e9:
-                # This loop stood still, so what the server sent has not been read yet.
-                stream.heard_ns += now - due_ns
-            silence_s = (now - stream.heard_ns) / 1e9
-            if silence_s > stream.lease_s:
-                # TCP may try a link that is back only after as long as it was down: dial anew.
-                stream.lose(
-                    UnavailableError(f"nothing heard for {silence_s:.1f} s", peer=self.peer),
-                    with_connection=True,
-                )
-                return
-            if stream.writing:
-                continue  # behind a write that waits for the server to read; silence tells the rest
-            await stream.write(self._heartbeat(self.activity.state))
-
-    def _heartbeat(self, state: int) -> bytes:
+    def _heartbeat(self, state: int | None = None) -> bytes:
         request: Any = self.new_request()
-        request.heartbeat.state = state
+        request.heartbeat.state = self.activity.state if state is None else state
         request.heartbeat.busy_since_ns = self.activity.busy_since_ns
         return bytes(request.SerializeToString())
