@@ -82,7 +82,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         on_message: Called with every message that is neither welcome nor heartbeat; arrays read
             from it are views. Must be quick: nothing is read meanwhile.
         on_failure: Called once if the session cannot go on; `failure` holds the error too.
-        welcome_timeout_s: How long, in seconds, the server may take to answer a hello.
+        welcome_timeout_s: How long, in seconds, the server may take to answer a hello; each time
+            that it does not, twice as long as before, up to 30.
         route: Asked before each attempt to connect where to go, instead of `channel`; whose channel
             it returns stays open for as long as the session is there.
         shared_bytes: How much memory to share with a server of this host, for the tensors of one
@@ -146,7 +147,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self._on_welcome = on_welcome
         self._on_message = on_message
         self._on_failure = on_failure
-        self._welcome_timeout_s = welcome_timeout_s
+        self._welcome_timeout_s = self._patience_s = welcome_timeout_s
         self._route = route
         self._shared_bytes = shared_bytes
         self._limits = Limits(max_bytes=channel.rpc.max_message_bytes)
@@ -394,12 +395,14 @@ class SessionClient(Generic[RequestT, ResponseT]):
         stamp(request)
         read = asyncio.create_task(self._greeting(stream, writer.finish(request)))
         try:
-            await asyncio.wait({read}, timeout=self._welcome_timeout_s)
+            await asyncio.wait({read}, timeout=self._patience_s)
             if not read.done():
                 stream.connection_lost = True
-                raise UnavailableError(
-                    f"no welcome within {self._welcome_timeout_s:g} s", peer=self.peer
+                what = f"no welcome within {self._patience_s:g} s"
+                self._patience_s = max(
+                    self._patience_s, min(2 * self._patience_s, _WELCOME_TIMEOUT_S)
                 )
+                raise UnavailableError(what, peer=self.peer)
             reader = read.result()
         finally:
             if not read.done():
@@ -426,6 +429,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self.resumed = welcome.resumed
         self.draining = False
         self._last_error = None
+        self._patience_s = self._welcome_timeout_s
         stream.accept(welcome)
         initial_ms, max_ms = self._pauses_ms
         initial_ms = max(1, welcome.reconnect_initial_ms or initial_ms)
