@@ -40,12 +40,33 @@ async def test_an_id_that_is_taken_and_a_server_that_is_full():
             await stepped(client, 10)
 
 
-async def test_another_space_is_refused_with_what_differs():
+class OtherActions(Counting):
+    """Sees what others see, and acts otherwise."""
+
+    action_space = gym.spaces.Box(0, 2**40, (2,), np.int64)
+
+
+class OtherViews(Counting):
+    """Acts as others do, and sees something else."""
+
+    observation_space = gym.spaces.Box(0, 2**40, (4,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("env", "differs", "same"),
+    [
+        (OtherActions, "action_space", "observation_space"),
+        (OtherViews, "observation_space", "action_space"),
+    ],
+)
+async def test_another_space_is_refused_with_what_differs(env, differs, same):
     async with cluster() as running:
-        async with attached(running.env_address, gym.make("CartPole-v1")) as client:
+        async with attached(running.env_address, env()) as client:
             await assert_eventually(lambda: client.outcome, PATIENCE_S)
             assert isinstance(client.outcome[0], PreconditionError)
-            assert "observation_space" in str(client.outcome[0])
+            assert differs in str(client.outcome[0])
+            assert same not in str(client.outcome[0])
+            assert client.status.steps == 0
         assert not running.service.failure.done()
 
 
