@@ -57,13 +57,13 @@ class Arm(BaseEnv):
         return EnvRet(self.env_id, np.zeros(1, np.float32), 0.0, False, False)
 
 
-async def run(monkeypatch, answers, steps, **pace):
-    """Lets an arm do some steps at 10 Hz.
+async def run(monkeypatch, answers, until_ms, **pace):
+    """Lets an arm be stepped at 10 Hz.
 
     Args:
-        answers: By the number of steps done, what arrives then: the number of the step that is
-            answered, and the actions of its chunk.
-        steps: How many.
+        answers: By the time in ms, what arrives then: how many steps had been done when what it
+            answers was seen, and the actions of its chunk.
+        until_ms: How long.
         **pace: Of `Pace`.
 
     Returns:
@@ -76,22 +76,24 @@ async def run(monkeypatch, answers, steps, **pace):
         arm.config, "arm", worker_index=0, log=EpisodeLog(1), make=lambda: arm, inline_below_us=0
     )
     await group.start()
-    handed = []
+    seen = []
 
-    def deliver():
-        handed.append(spool.newest)
-        for asked, actions in answers.get(len(arm.executed), ()):
+    def goes_on():
+        """Is asked right after each tick, and at the beginning."""
+        if clock.ns // MS in answers:
+            asked, actions = answers[clock.ns // MS]
             chunk = np.array(actions, np.float32).reshape(1, -1, 1)
             response = PolicyResponse("arm", action=chunk)
-            loop.actions.offer(Answer.of(handed[asked], response, loop.space))
+            loop.actions.offer(Answer.of(seen[asked], response, loop.space))
+        return clock.ns < until_ms * MS
 
     loop = ControlLoop(
         group,
         spool,
         Pace(10, **pace),
-        notify=deliver,
+        notify=lambda: seen.append(spool.newest),
         stopping=lambda: False,
-        may_go_on=lambda: len(arm.executed) < steps,
+        may_go_on=goes_on,
         on_env_error=lambda error, failures: pytest.fail(str(error)),
         of_interest=InfoFilter(),
     )
@@ -99,15 +101,14 @@ async def run(monkeypatch, answers, steps, **pace):
     await group.close()
     told = [
         (ActionSource(int(one.env_ret.action_source[0])), float(one.env_ret.executed_action[0, 0]))
-        for one in handed[1:]
+        for one in seen[1:]
     ]
     return SimpleNamespace(executed=arm.executed, told=told, loop=loop)
 
 
 async def test_an_action_is_not_executed_once_its_observation_is_too_old(monkeypatch):
-    # The chunk answers the observation of 0 ms; the next answer comes after 500 ms.
-    answers = {0: [(0, [1, 2, 3, 4, 5, 6])], 5: [(5, [60, 70])]}
-    done = await run(monkeypatch, answers, 7, max_action_age_ms=250)
+    answers = {0: (0, [1, 2, 3, 4, 5, 6]), 500: (5, [60, 70])}
+    done = await run(monkeypatch, answers, 700, max_action_age_ms=250)
     assert done.executed == [
         (100, 1.0),
         (200, 2.0),
@@ -124,14 +125,25 @@ async def test_an_action_is_not_executed_once_its_observation_is_too_old(monkeyp
 
 
 async def test_zeros_take_the_place_of_what_is_too_old_from_the_beginning(monkeypatch):
-    done = await run(monkeypatch, {1: [(0, [1, 2, 3])]}, 3, max_action_age_ms=150, on_late="zero")
+    answers = {100: (0, [1, 2, 3])}
+    done = await run(monkeypatch, answers, 300, max_action_age_ms=150, on_late="zero")
     # Nothing has come by 100 ms, and the answer to what was seen at 0 ms is for 200 ms too old.
     assert done.executed == [(100, 0.0), (200, 0.0), (300, 0.0)]
     assert {source for source, _ in done.told} == {ZERO}
     assert (done.loop.actions.too_old, done.loop.counts.zeroed) == (2, 3)
 
 
+async def test_an_episode_begins_with_its_first_answer_however_old(monkeypatch):
+    answers = {500: (0, [1, 2, 3])}
+    done = await run(monkeypatch, answers, 800, max_action_age_ms=250)
+    # What it answers is what is seen still, as nothing was executed.
+    assert done.executed == [(600, 1.0), (700, 1.0), (800, 1.0)]
+    assert [source for source, _ in done.told] == [POLICY, HOLD, HOLD]
+    counts = done.loop.counts
+    assert (done.loop.actions.too_old, counts.held, counts.waited) == (2, 2, 5)
+
+
 async def test_without_a_limit_a_chunk_is_executed_to_its_end(monkeypatch):
-    done = await run(monkeypatch, {0: [(0, [1, 2, 3, 4])]}, 5)
+    done = await run(monkeypatch, {0: (0, [1, 2, 3, 4])}, 500)
     assert [action for _, action in done.executed] == [1.0, 2.0, 3.0, 4.0, 4.0]
     assert (done.loop.actions.too_old, done.loop.counts.held) == (0, 1)
