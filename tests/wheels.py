@@ -2,7 +2,8 @@
 
 For each platform and each CPython 3.10-3.13, or those that are named, pip chooses among the wheels of the package index as
 it would there, and installs nothing; of most wheels it fetches the metadata only. The base install and the extra `robot`.
-Markers in requirements (`sys_platform == ...`) are those of this machine. Exits with 1 when one does not resolve.
+Markers in requirements (`sys_platform == ...`) are those of this machine. Prints a section for benchmarks/RESULTS.md; exits
+with 1 when one does not resolve.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
 
 from tests.wheel import build_wheel
@@ -52,21 +54,26 @@ def resolve(wheel: Path, platforms: list[str], version: str) -> str:
 
 def main() -> int:
     """Tries every platform with every version, several at a time: most of it is waiting for the index."""
+    versions = sys.argv[1:] or VERSIONS
+    print(f"\n## {datetime.now(timezone.utc).date()}, client wheels: `make wheels-check`\n")
+    print("| machine | CPython | wheels for it alone; the others are for all |\n|---|---|---|")
     failed = 0
     with tempfile.TemporaryDirectory() as out, ThreadPoolExecutor(5) as threads:
         wheel = build_wheel(Path(out))
         tries = {
             (platform, version): threads.submit(resolve, wheel, tags, version)
             for platform, tags in PLATFORMS.items()
-            for version in sys.argv[1:] or VERSIONS
+            for version in versions
         }
         for (platform, version), one in tries.items():
             try:
-                print(f"{platform}, CPython {version}: {one.result()}", flush=True)
+                found = one.result()
             except RuntimeError as error:
                 failed += 1
-                print(f"{platform}, CPython {version}: FAILED\n{error}", flush=True)
-    print(f"client wheels: {len(tries) - failed} of {len(tries)} resolve")
+                found = "**none**"
+                print(f"{platform}, CPython {version}: {error}", file=sys.stderr)
+            print(f"| {platform} | {version} | {found} |", flush=True)
+    print(f"\n{len(tries) - failed} of {len(tries)} resolve.")
     return 1 if failed else 0
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -165,12 +166,12 @@ def _shown(client: RemoteEnvClient) -> Iterator[None]:
 
     def show() -> None:
         paced = terminal or client.is_paced
-        period_s, before = (_TERMINAL_S if paced else _LOG_S), 0
+        period_s, before, then = (_TERMINAL_S if paced else _LOG_S), 0, time.monotonic()
         while not ended.wait(period_s):
-            status = client.status
-            line = _line(status, (status.steps - before) / period_s)
+            status, now = client.status, time.monotonic()
+            line = _line(status, (status.steps - before) / (now - then))
             typer.echo(f"\r{line}\x1b[K" if terminal else line, nl=not terminal)
-            before = status.steps
+            before, then = status.steps, now
 
     thread = threading.Thread(target=show, name="rlightning-status", daemon=True)
     thread.start()

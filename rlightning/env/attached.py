@@ -6,17 +6,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rlightning.env.attached_cameras import CameraDecoder
+from rlightning.env.attached_step import ArrivedStep, StepChecker
 from rlightning.env.episodes import EpisodeLog, RowCounter
-from rlightning.env.utils.agents import one_space, team_outcome
+from rlightning.env.utils.agents import team_outcome
 from rlightning.env.utils.infos import InfoFilter
-from rlightning.env.utils.spaces import all_finite, mismatch
 from rlightning.errors import (
     CodecError,
     EnvError,
@@ -26,7 +25,7 @@ from rlightning.errors import (
 from rlightning.rpc.activity import Activity
 from rlightning.rpc.protocol import Arrival, stamp
 from rlightning.rpc.session import Session
-from rlightning.types import EnvRet, MultiAgentEnvRet, PolicyResponse
+from rlightning.types import EnvRet, PolicyResponse
 from rlightning.utils.config import DEFAULT_POLICY
 from rlightning.utils.conversions import map_leaves
 from rlightning.v1 import env_service_pb2 as pb
@@ -35,7 +34,6 @@ from rlightning.wire import (
     Writer,
     fill_policy_response,
     read_env_ret,
-    read_policy_response,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -97,33 +95,24 @@ class AttachedGroup:
         policy: str = DEFAULT_POLICY,
         cameras: Sequence[pb.CameraEncoding] = (),
     ) -> None:
-        spec = session.spec
-        if spec is None or not spec.num_envs or spec.num_envs < 1:
-            raise InvalidRequestError("hello needs a spec with the number of rows, num_envs")
-        space = one_space(spec.observation_space)
-        if space is None or one_space(spec.action_space) is None:
-            raise InvalidRequestError("hello needs a spec with an observation and an action space")
-        by_agent = spec.observation_space
         self.env_id = PREFIX + session.client_id
-        self._space = space
-        self._agents = by_agent.keys() if isinstance(by_agent, dict) else None
+        self._checker = checker = StepChecker(session.spec, self.env_id)
+        self._rows, lossy = checker.rows, checker.spec.lossy
         self._cameras: CameraDecoder | None = None
-        lossy = spec.lossy
         self._max_waiting, self._max_acked = _MAX_WAITING, _MAX_ACKED
         if cameras:
             cap = session.rpc.max_message_bytes
-            self._cameras = CameraDecoder(cameras, self._space, spec.num_envs, cap // 2)
+            self._cameras = CameraDecoder(cameras, checker.space, self._rows, cap // 2)
             held = max(1, _MAX_PIXELS * cap // self._cameras.nbytes)
             self._max_waiting = min(_MAX_WAITING, held)
             self._max_acked = min(_MAX_ACKED, held // 4)
             lossy = tuple(dict.fromkeys((*lossy, *self._cameras.lossy)))
-        self.meta = replace(spec, env_id=self.env_id, lossy=lossy)
+        self.meta = replace(checker.spec, env_id=self.env_id, lossy=lossy)
         self.policy = policy
         self.activity = Activity()
         self.store: Store | None = None
         self.failure: Exception | None = None
         self._session = session
-        self._rows = spec.num_envs
         self._counted = counted
         self._counter = RowCounter(self.env_id, self._rows, log)
         self._policy_version = 0
@@ -132,7 +121,7 @@ class AttachedGroup:
         self.wants_acks = False
         self._ack_due = False
         self._acts: dict[int, int] = {}
-        self._inbox: deque[_Came] = deque()
+        self._inbox: deque[ArrivedStep] = deque()
         self._changed = asyncio.Event()
         self._left = False
         self._began = False
@@ -141,7 +130,7 @@ class AttachedGroup:
         self._standing: tuple[EnvRet, bool] | None = None
         self._seq: int | None = None
         # The step that is answered, and the answer once there is one.
-        self._asked: _Came | None = None
+        self._asked: ArrivedStep | None = None
         self._answer: PolicyResponse | None = None
 
     # What the actor loop calls, or the session of a driver.
@@ -253,16 +242,16 @@ class AttachedGroup:
             env_ret = read_env_ret(step.env_ret, reader)
             if self._cameras is not None:
                 await self._decode(step.seq, env_ret, self._cameras)
-            self._check(step.seq, env_ret)
+            self._checker.check(step.seq, env_ret)
             while len(self._inbox) >= self._max_waiting and not self._left:
                 await self._wait()
             if self._left:  # meanwhile: nobody looks at the inbox once it is empty
                 await self._ack()
                 return
             self._seq = step.seq
-            came = _Came(step.seq, env_ret, step.wants_action, step.dropped, arrival)
+            came = ArrivedStep(step.seq, env_ret, step.wants_action, step.dropped, arrival)
             if step.HasField("response") and not step.wants_action:
-                came.response = self._checked_response(step, reader)
+                came.response = self._checker.response_of(step, reader)
             self._inbox.append(came)
             self._changed.set()
         self._ack_due = self.wants_acks
@@ -384,88 +373,6 @@ class AttachedGroup:
         except InvalidRequestError as error:
             raise InvalidRequestError(f"step {seq}: {error}") from None
 
-    def _check(self, seq: int, env_ret: EnvRet) -> None:
-        """Checks a step, and puts its numbers in the dtypes of rows."""
-        rows = self._rows
-        if env_ret.rows is not None:
-            if env_ret.rows[-1] >= self._rows:
-                raise InvalidRequestError(
-                    f"step {seq}: rows: expected some of {self._rows}, got {env_ret.rows[-1]}"
-                )
-            rows = len(env_ret.rows)
-        difference = mismatch(self._space, env_ret.observation, rows=rows, exact=True)
-        if difference is not None:
-            raise InvalidRequestError(f"step {seq}: {difference}")
-        # One such number from anybody would spoil the update that everybody's rows share.
-        for name, value in (
-            ("observation", env_ret.observation),
-            ("final_observation", env_ret.info.get("final_observation")),
-            ("executed_action", env_ret.executed_action),
-        ):
-            if not all_finite(value):
-                raise InvalidRequestError(f"step {seq}: {name}: NaN or infinite")
-        env_ret.env_id = self.env_id
-        if isinstance(env_ret, MultiAgentEnvRet) is (self._agents is None):
-            what = "no" if self._agents is None else "a"
-            raise InvalidRequestError(f"step {seq}: expected {what} return of several agents")
-        for name, dtype in (
-            ("last_reward", np.float32),
-            ("last_terminated", np.bool_),
-            ("last_truncated", np.bool_),
-        ):
-            setattr(env_ret, name, self._of_agents(getattr(env_ret, name), dtype, name, rows))
-        if not all_finite(env_ret.last_reward):
-            raise InvalidRequestError(f"step {seq}: last_reward: NaN or infinite as float32")
-        executed = env_ret.executed_action
-        if self._agents is not None and executed is not None:
-            expected = sorted(self._agents)
-            got = sorted(executed) if isinstance(executed, Mapping) else type(executed).__name__
-            if got != expected:
-                raise InvalidRequestError(
-                    f"step {seq}: executed_action: expected agents {expected}, got {got}"
-                )
-        for name in ("episode_id", "step"):
-            value = getattr(env_ret, name)
-            if value is not None:
-                setattr(env_ret, name, self._of_rows(value, np.int64, name, rows))
-
-    def _checked_response(
-        self, step: pb.AttachStep, reader: Reader[pb.AttachRequest]
-    ) -> PolicyResponse:
-        response = read_policy_response(step.response, reader)
-        if not all_finite(response.to_dict()):
-            raise InvalidRequestError(f"step {step.seq}: response: NaN or infinite")
-        response.env_id = self.env_id
-        return response
-
-    def _of_agents(self, value: Any, dtype: type[Any], name: str, rows: int) -> Any:
-        """Returns what came as an array of the rows, or one for each agent."""
-        if self._agents is None:
-            return self._of_rows(value, dtype, name, rows)
-        if not isinstance(value, Mapping):  # a default that was left out
-            value = dict.fromkeys(self._agents, value)
-        if value.keys() != self._agents:
-            expected, got = sorted(self._agents), sorted(value)
-            raise InvalidRequestError(f"{name}: expected agents {expected}, got {got}")
-        return {
-            agent: self._of_rows(value[agent], dtype, f"{name}.{agent}", rows)
-            for agent in self._agents
-        }
-
-    @staticmethod
-    def _of_rows(value: Any, dtype: type[Any], name: str, rows: int) -> npt.NDArray[Any]:
-        try:
-            array = np.asarray(value)
-        except ValueError:  # nested lists of different lengths
-            raise InvalidRequestError(f"{name}: expected an array [{rows}]") from None
-        if array.shape not in {(rows,), ()} or array.dtype.kind not in "biuf":
-            raise InvalidRequestError(
-                f"{name}: expected [{rows}], got {array.dtype}{list(array.shape)}"
-            )
-        with np.errstate(over="ignore"):
-            # A scalar is a default that was left out.
-            return np.broadcast_to(array, rows).astype(dtype)
-
     async def _send_answer(self) -> None:
         if self._asked is None or self._answer is None:
             return
@@ -493,24 +400,3 @@ class AttachedGroup:
     async def _wait(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-
-
-@dataclass
-class _Came:
-    """A step as it came.
-
-    Attributes:
-        seq: Its number.
-        env_ret: What the env returned; checked.
-        wants_action: Whether the client waits for an answer.
-        dropped: Steps right before it that the client had no room for.
-        arrival: Stamps of the message that brought it last.
-        response: The answer that another server gave to it.
-    """
-
-    seq: int
-    env_ret: EnvRet
-    wants_action: bool
-    dropped: int
-    arrival: Arrival
-    response: PolicyResponse | None = None

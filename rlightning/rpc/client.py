@@ -56,7 +56,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
     """One session on one bidirectional method; survives cuts and restarts of the server.
 
     After a cut it connects again by itself, with the resume token, until it is closed or the server
-    refuses it for good. The owner keeps what is not answered yet, in this order:
+    refuses it for good. A server that falls silent is dialled anew, since the connection to it may
+    be dead; open calls over it end. The owner keeps what is not answered yet, in this order:
 
     1. record the request as unanswered;
     2. build it with `new_request()` and the current `epoch`, encode it, `await send(...)`, with no
@@ -81,7 +82,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         on_message: Called with every message that is neither welcome nor heartbeat; arrays read
             from it are views. Must be quick: nothing is read meanwhile.
         on_failure: Called once if the session cannot go on; `failure` holds the error too.
-        welcome_timeout_s: How long, in seconds, the server may take to answer a hello.
+        welcome_timeout_s: How long, in seconds, the server may take to answer a hello; each time
+            that it does not, twice as long as before, up to 30.
         route: Asked before each attempt to connect where to go, instead of `channel`; whose channel
             it returns stays open for as long as the session is there.
         shared_bytes: How much memory to share with a server of this host, for the tensors of one
@@ -145,7 +147,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self._on_welcome = on_welcome
         self._on_message = on_message
         self._on_failure = on_failure
-        self._welcome_timeout_s = welcome_timeout_s
+        self._welcome_timeout_s = self._patience_s = welcome_timeout_s
         self._route = route
         self._shared_bytes = shared_bytes
         self._limits = Limits(max_bytes=channel.rpc.max_message_bytes)
@@ -258,7 +260,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         """Asks the server for a sign of life, unless something else is being sent anyway."""
         stream = self._stream
         if stream is not None and not stream.writing:
-            await stream.write(self._heartbeat(self.activity.state))
+            await stream.write(self._heartbeat())
 
     async def exchange(self, timeout_s: float) -> None:
         """Sends a heartbeat and waits for its answer: what comes next finds the stream warm.
@@ -269,16 +271,15 @@ class SessionClient(Generic[RequestT, ResponseT]):
         stream = self._stream
         if stream is not None:
             stream.beaten.clear()
-            await stream.write(self._heartbeat(self.activity.state))
+            await stream.write(self._heartbeat())
             with suppress(asyncio.TimeoutError):
                 await wait_within(stream.beaten.wait(), timeout_s)
 
-    async def renew(self, error: RemoteError) -> None:
+    def renew(self, error: RemoteError) -> None:
         """Gives the stream up with an error, and its connection; the next has another one."""
         stream = self._stream
         if stream is not None:
-            stream.lose(error)
-            await self._channel.renew()
+            stream.lose(error, with_connection=True)
 
     async def send_now(self, data: bytes) -> bool:
         """As `send`, for use inside `on_welcome`."""
@@ -356,6 +357,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
             stream.close()
             stream.ready.set()  # who waits in `send` learns there that the stream is over
             stream.beaten.set()
+            if stream.connection_lost:
+                await self._channel.renew()
 
     def _turn_to(self, channel: Channel) -> None:
         """Lets the next stream go to a server, which knows nothing of a session at another one."""
@@ -392,11 +395,14 @@ class SessionClient(Generic[RequestT, ResponseT]):
         stamp(request)
         read = asyncio.create_task(self._greeting(stream, writer.finish(request)))
         try:
-            await asyncio.wait({read}, timeout=self._welcome_timeout_s)
+            await asyncio.wait({read}, timeout=self._patience_s)
             if not read.done():
-                raise UnavailableError(
-                    f"no welcome within {self._welcome_timeout_s:g} s", peer=self.peer
+                stream.connection_lost = True
+                what = f"no welcome within {self._patience_s:g} s"
+                self._patience_s = max(
+                    self._patience_s, min(2 * self._patience_s, _WELCOME_TIMEOUT_S)
                 )
+                raise UnavailableError(what, peer=self.peer)
             reader = read.result()
         finally:
             if not read.done():
@@ -423,19 +429,18 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self.resumed = welcome.resumed
         self.draining = False
         self._last_error = None
-        stream.cap = min(welcome.max_message_bytes or stream.cap, stream.cap)
-        stream.heartbeat_s = max(0.01, welcome.heartbeat_ms / 1000)
-        stream.lease_s = max(2 * stream.heartbeat_s, welcome.lease_ms / 1000)
+        self._patience_s = self._welcome_timeout_s
+        stream.accept(welcome)
         initial_ms, max_ms = self._pauses_ms
         initial_ms = max(1, welcome.reconnect_initial_ms or initial_ms)
         self._pauses_ms = initial_ms, max(initial_ms, welcome.reconnect_max_ms or max_ms)
-        stream.same_clock = bool(welcome.boot_id) and welcome.boot_id == boot_id()
         self._stream = stream
 
     async def _hold(self, stream: ClientStream, welcome: Reader[ResponseT]) -> None:
-        self._measure(stream, welcome.message)
+        message: Any = welcome.message
+        stream.measure(message.timing, self.offset, self.encoded)
         reading = asyncio.create_task(self._read_all(stream))
-        beating = asyncio.create_task(self._beat(stream))
+        beating = asyncio.create_task(stream.keep_lease(self._heartbeat, self.peer))
         greeting = asyncio.create_task(self._greeted(stream, welcome))
         tasks = {reading, beating, greeting}
         try:
@@ -476,7 +481,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         on_message = self._on_message
         while (reader := await self._read(stream)) is not None:
             message: Any = reader.message
-            self._measure(stream, message)
+            stream.measure(message.timing, self.offset, self.encoded)
             body = message.WhichOneof("body")
             if body == "heartbeat":
                 stream.beaten.set()
@@ -493,39 +498,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         if not stream.half_closed:
             raise UnavailableError("the server ended the stream", peer=self.peer)
 
-    def _measure(self, stream: ClientStream, message: Any) -> None:
-        timing = message.timing
-        sent_ns = timing.echo_sent_ns
-        if sent_ns:
-            offset = self.offset
-            if timing.clock_id != offset.clock_id or stream.same_clock != offset.same_clock:
-                offset.set_peer(timing.clock_id, same_clock=stream.same_clock)
-            stamped_ns, encoded_ns = self.encoded
-            if sent_ns == stamped_ns:
-                sent_ns = encoded_ns
-            offset.update(sent_ns, timing.received_ns, timing.sent_ns, stream.heard_ns)
-
-    async def _beat(self, stream: ClientStream) -> None:
-        """Sends heartbeats; ends the stream when the server falls silent."""
-        while True:
-            due_ns = time.monotonic_ns() + int(stream.heartbeat_s * 1e9)
-            await asyncio.sleep(stream.heartbeat_s)
-            now = time.monotonic_ns()
-            if now - due_ns > stream.lease_s * 0.25e9:
-                # This loop stood still, so what the server sent has not been read yet.
-                stream.heard_ns += now - due_ns
-            silence_s = (now - stream.heard_ns) / 1e9
-            if silence_s > stream.lease_s:
-                stream.lose(
-                    UnavailableError(f"nothing heard for {silence_s:.1f} s", peer=self.peer)
-                )
-                return
-            if stream.writing:
-                continue  # behind a write that waits for the server to read; silence tells the rest
-            await stream.write(self._heartbeat(self.activity.state))
-
-    def _heartbeat(self, state: int) -> bytes:
+    def _heartbeat(self, state: int | None = None) -> bytes:
         request: Any = self.new_request()
-        request.heartbeat.state = state
+        request.heartbeat.state = self.activity.state if state is None else state
         request.heartbeat.busy_since_ns = self.activity.busy_since_ns
         return bytes(request.SerializeToString())

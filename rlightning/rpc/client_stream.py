@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
 
 from rlightning.errors import RemoteError, UnavailableError
+from rlightning.latency import ClockOffset, boot_id
+from rlightning.v1.session_pb2 import Timing, Welcome
 
 # What a write raises when the call has ended meanwhile.
 _BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 
 class ClientStream:
-    """One call and what was agreed for it.
+    """One call, what was agreed for it, and its lease.
 
     Args:
         call: The call.
@@ -33,6 +36,7 @@ class ClientStream:
         beaten: Set by an answer to a heartbeat, and when the stream is over.
         half_closed: This side has ended it in order.
         lost: Why it was given up; None if it was not.
+        connection_lost: The connection may be dead, too.
     """
 
     def __init__(self, call: Any, cap: int) -> None:
@@ -46,6 +50,7 @@ class ClientStream:
         self.beaten = asyncio.Event()
         self.half_closed = False
         self.lost: RemoteError | None = None
+        self.connection_lost = False
         self._lock = asyncio.Lock()
         self._closed = False
         self._given_up = False
@@ -72,12 +77,63 @@ class ClientStream:
                 raise
             return True
 
-    def lose(self, error: RemoteError) -> None:
-        """Gives the stream up; its reader raises `error`."""
+    def lose(self, error: RemoteError, *, with_connection: bool = False) -> None:
+        """Gives the stream up, and its connection where that is said; its reader raises `error`."""
         if self.lost is None:
             self.lost = error
+        self.connection_lost |= with_connection
         self._given_up = True
         self.call.cancel()
+
+    def accept(self, welcome: Welcome) -> None:
+        """Takes note of what the server agrees to."""
+        self.cap = min(welcome.max_message_bytes or self.cap, self.cap)
+        self.heartbeat_s = max(0.01, welcome.heartbeat_ms / 1000)
+        self.lease_s = max(2 * self.heartbeat_s, welcome.lease_ms / 1000)
+        self.same_clock = bool(welcome.boot_id) and welcome.boot_id == boot_id()
+
+    def measure(self, timing: Timing, offset: ClockOffset, encoded: tuple[int, int]) -> None:
+        """Learns of the server's clock from the message that was read last.
+
+        Args:
+            timing: Its stamps.
+            offset: That clock against this one.
+            encoded: Stamp of a request, and when it left if that was later.
+        """
+        sent_ns = timing.echo_sent_ns
+        if sent_ns:
+            if timing.clock_id != offset.clock_id or self.same_clock != offset.same_clock:
+                offset.set_peer(timing.clock_id, same_clock=self.same_clock)
+            stamped_ns, encoded_ns = encoded
+            if sent_ns == stamped_ns:
+                sent_ns = encoded_ns
+            offset.update(sent_ns, timing.received_ns, timing.sent_ns, self.heard_ns)
+
+    async def keep_lease(self, heartbeat: Callable[[], bytes], peer: str) -> None:
+        """Sends heartbeats; gives the stream up, and returns, when the server falls silent.
+
+        Args:
+            heartbeat: Makes the message.
+            peer: Address of the server.
+        """
+        while True:
+            due_ns = time.monotonic_ns() + int(self.heartbeat_s * 1e9)
+            await asyncio.sleep(self.heartbeat_s)
+            now = time.monotonic_ns()
+            if now - due_ns > self.lease_s * 0.25e9:
+                # This loop stood still, so what the server sent has not been read yet.
+                self.heard_ns += now - due_ns
+            silence_s = (now - self.heard_ns) / 1e9
+            if silence_s > self.lease_s:
+                # TCP may try a link that is back only after as long as it was down: dial anew.
+                self.lose(
+                    UnavailableError(f"nothing heard for {silence_s:.1f} s", peer=peer),
+                    with_connection=True,
+                )
+                return
+            if self.writing:
+                continue  # behind a write that waits for the server to read; silence tells the rest
+            await self.write(heartbeat())
 
     async def half_close(self, farewell: bytes) -> None:
         """Tells the server that nothing more comes than a last message."""

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 
 
 def test_a_cut_and_two_restarts_lose_invent_and_repeat_nothing(tmp_path):
-    outcome = restarts(tmp_path, between_s=2, cut_s=2)
+    outcome = restarts(tmp_path, between_s=3, cut_s=2)
     check(outcome)
     assert outcome.control["uncertain"] == 0
     assert outcome.sources["HOLD"] > 10
@@ -18,7 +18,7 @@ def test_a_cut_and_two_restarts_lose_invent_and_repeat_nothing(tmp_path):
 
 
 def test_chunks_and_jpeg_on_a_narrow_link_outlast_cuts(tmp_path):
-    outcome = narrow(tmp_path, between_s=3, cuts_s=(0.3, 3))
+    outcome = narrow(tmp_path, between_s=5, cuts_s=(0.3, 3))
     check(outcome)
     assert outcome.lost == 0
     # A chunk lasts for two seconds.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gymnasium as gym
 import pytest
 
-from rlightning.cluster.attach import make_attached
+from rlightning.cluster.attach import _line, make_attached
 from rlightning.env.gymnasium_env import GymnasiumEnv
+from rlightning.env.remote_env import AttachStatus, ControlStatus
 from rlightning.errors import ConfigError
 
 ENVS = "tests.unit.env.envs"
@@ -78,3 +81,33 @@ def test_a_task_that_is_set_is_the_task(setting: str, task: str | None) -> None:
 def test_what_does_not_fit_is_named(env: str, options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_attached(env, **options)
+
+
+def test_the_status_is_one_line() -> None:
+    control = ControlStatus(
+        connected=False,
+        jitter_ms=1.23,
+        age_p50_ms=40.4,
+        age_p99_ms=95.2,
+        held=1200,
+        zeroed=34,
+        waited=5,
+        missed=6,
+        skipped=7,
+        too_old=8,
+        spooled=21,
+        spooled_bytes=2100,
+        dropped=3,
+        uncertain=0,
+    )
+    status = AttachStatus("running", 4321, 5, 2, env_errors=0, policy_version=17, control=control)
+    assert _line(status, 14.6) == (
+        "running     steps 4,321 (15/s)  jitter 1.2 ms  action age 40/95 ms  link down  "
+        "held 1,234  spooled 21  dropped 3  reconnects 2  version 17"
+    )
+    assert "link up" in _line(replace(status, control=replace(control, connected=True)), 14.6)
+    asked = replace(status, control=None, state="connecting", trouble="connection refused")
+    assert _line(asked, 10.0) == (
+        "connecting  steps 4,321 (10/s)  episodes 5  version 17  reconnects 2  env errors 0  "
+        "(connection refused)"
+    )

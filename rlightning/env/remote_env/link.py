@@ -21,6 +21,9 @@ from rlightning.wire import Reader, Writer, fill_env_ret, read_policy_response
 # What gRPC says where somebody listens and hangs up before a word of HTTP/2 has come.
 _HUNG_UP = re.compile(r"failed to connect to all addresses.*(Socket closed|reset by peer)")
 _TLS_HINT = "does it want TLS? give --ca, or auth with a ca_file"
+# An env server answers a hello at once. What vanished on a link that was cut, TCP sends again only
+# after as long as it was down.
+_WELCOME_S = 2.0
 
 
 class AttachLink(ABC):
@@ -67,6 +70,7 @@ class AttachLink(ABC):
             on_welcome=self._welcomed,
             on_message=self._on_message,
             on_failure=self._on_failure,
+            welcome_timeout_s=_WELCOME_S,
         )
 
     @property

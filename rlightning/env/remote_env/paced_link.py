@@ -160,7 +160,7 @@ class PacedLink(AttachLink):
             if silent_s > self._patience_s:
                 self._patience_s = min(2 * self._patience_s, self._channel.rpc.lease_s)
                 what = f"nothing heard for {silent_s:.1f} s"
-                await session.renew(UnavailableError(what, peer=self._channel.address))
+                session.renew(UnavailableError(what, peer=self._channel.address))
 
     def _heard(self) -> None:
         """Takes note of how long the server was silent while it had something to ack."""

@@ -4,150 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
-import threading
 import time
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import ExitStack
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlightning.buffer.remote_buffer import BufferClient
-from rlightning.env.remote_client import EnvClient
-from rlightning.env.remote_env import RemoteEnvClient
-from rlightning.errors import (
-    AlreadyExistsError,
-    EnvError,
-    PreconditionError,
-    ResourceExhaustedError,
-)
-from rlightning.rpc.channel import connect
-from rlightning.rpc.server import serve
-from rlightning.services.buffer_server.servicer import BufferService
-from rlightning.services.env_server.servicer import EnvService
-from rlightning.services.policy_server.servicer import PolicyService
-from rlightning.testing import FaultProxy, ServerProcess, assert_eventually, free_address
-from rlightning.types import EnvMeta, EnvRet
-from rlightning.utils.config import ListenConfig, MainConfig, RpcConfig
-from rlightning.v1 import env_service_pb2 as pb
+from rlightning.errors import EnvError
+from rlightning.testing import FaultProxy, ServerProcess, assert_eventually
 from rlightning.v1.session_pb2 import CLIENT_STATE_RESETTING
-from rlightning.wire import Reader, Writer, fill_env_meta, fill_env_ret, read_policy_response
+from tests.integration.env.attaching import (
+    CART,
+    COUNT,
+    ECHO,
+    FAST,
+    PATIENCE_S,
+    TenSteps,
+    attached,
+    cluster,
+    raw_client,
+    stepped,
+)
 from tests.integration.pairing.env import Counting
 from tests.integration.pairing.ledger import Ledger
 from tests.unit.env.envs import SlowReset
 
 pytestmark = pytest.mark.timeout(120)
 
-# Short enough for tests to wait for, long enough for a busy machine.
-FAST = RpcConfig(heartbeat_s=0.2, lease_s=1.5, resume_window_s=5.0, reconnect_initial_ms=10)
 FORGETFUL = FAST.model_copy(update={"resume_window_s": 0.3})
-COUNT = {"name": "count", "backend": "gymnasium", "task": "tests.integration.pairing.env:Counting"}
-CART = {"name": "cart", "backend": "gymnasium", "task": "CartPole-v1", "num_envs": 2}
-ECHO = {"type": "tests.integration.pairing.policy:Echo"}
-PATIENCE_S = 40.0
-CLI = "from rlightning.cli import main; main()"
-
-
-class Cluster:
-    """The three servers in this loop; the env server may be stopped and started again."""
-
-    def __init__(self, stack, env, policy, rpc):
-        self.stack = stack
-        self.config = MainConfig.from_dict(
-            {
-                "env": env,
-                "policy": {"device": "cpu", "initial_weights": "random", **policy},
-                "buffer": {
-                    "type": "ReplayBuffer",
-                    "capacity": 100_000,
-                    "auto_truncate_episode": True,
-                },
-            }
-        )
-        for name in ("env", "policy", "buffer"):
-            getattr(self.config.services, name).rpc = rpc
-        self.service = None
-        self.env_address = free_address()
-
-    async def start(self):
-        services = self.config.services
-        for name, kind in (("policy", PolicyService), ("buffer", BufferService)):
-            section = getattr(services, name)
-            service = kind(self.config)
-            setattr(self, name, service)
-            server = await serve(service, rpc=section.rpc)
-            self.stack.push_async_callback(server.stop, grace_s=5)
-            await server.ready()
-            section.address = server.address
-        await self.start_env()
-        self.client = await self.stack.enter_async_context(EnvClient(self.env_address))
-        self.buffer = await self.stack.enter_async_context(
-            BufferClient(services.buffer.dial_address)
-        )
-
-    async def start_env(self):
-        self.service = EnvService(self.config)
-        rpc = self.config.services.env.rpc
-        self.env = await serve(
-            self.service, listen=[ListenConfig(address=self.env_address)], rpc=rpc
-        )
-        self.stack.push_async_callback(self.env.stop, grace_s=5)
-        await self.env.ready()
-
-    async def rows(self, client):
-        """The columns that one counting client brought."""
-        columns = await self.buffer.get()
-        mine = columns["observation"][:, 0] == client.given._state[0]
-        return {name: column[mine] for name, column in columns.items()}
-
-    async def env_ids(self):
-        return [meta.env_id for meta in (await self.client.describe()).envs]
-
-
-@asynccontextmanager
-async def cluster(env=COUNT, policy=ECHO, rpc=FAST, *, min_clients=0):
-    async with AsyncExitStack() as stack:
-        running = Cluster(stack, env, policy, rpc)
-        running.config.services.env.min_clients = min_clients
-        await running.start()
-        yield running
-
-
-@asynccontextmanager
-async def attached(address, env, name="robot", kind=RemoteEnvClient, **options):
-    """Runs a client in a thread of its own; yields it and its outcome, which comes later."""
-    host, _, port = address.rpartition(":")
-    client = kind(env, host, int(port), name=name, rpc=FAST, **options)
-    outcome = []
-
-    def run():
-        try:
-            client.run()
-            outcome.append(None)
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    client.outcome, client.given = outcome, getattr(env, "unwrapped", env)
-    try:
-        yield client
-    finally:
-        client.stop()
-        await asyncio.to_thread(thread.join, 15)
-        assert not thread.is_alive()
-        client.close()
-
-
-async def stepped(client, more=100):
-    goal = client.status.steps + more
-    await assert_eventually(
-        lambda: client.outcome != [] or client.status.steps >= goal, PATIENCE_S, "no steps"
-    )
-    assert client.outcome == [] or client.outcome == [None], client.outcome
 
 
 def check(columns, *, missing=0):
@@ -294,21 +179,6 @@ async def test_a_slow_reset_keeps_the_lease():
             await assert_eventually(lambda: asking.state.awaited, PATIENCE_S)
 
 
-async def test_an_id_that_is_taken_and_a_server_that_is_full():
-    rpc = FAST.model_copy(update={"max_sessions": 1})
-    async with cluster(rpc=FAST) as running:
-        running.service._clients._max_sessions = rpc.max_sessions
-        async with attached(running.env_address, Counting()) as client:
-            await stepped(client, 10)
-            for name, kind in (("robot", AlreadyExistsError), ("other", ResourceExhaustedError)):
-                async with attached(
-                    running.env_address, Counting(), name, connect_timeout_s=0.5
-                ) as refused:
-                    await assert_eventually(lambda refused=refused: refused.outcome, PATIENCE_S)
-                    assert isinstance(refused.outcome[0], kind)
-            await stepped(client, 10)
-
-
 async def test_a_paused_cluster_withholds_answers_and_ends_nothing():
     async with cluster() as running:
         async with attached(running.env_address, Counting()) as client:
@@ -340,15 +210,6 @@ async def test_a_client_names_the_policy_that_acts_in_its_env():
             async with attached(running.env_address, Counting(), "lost", policy="third") as lost:
                 await assert_eventually(lambda: lost.outcome, PATIENCE_S)
                 assert "no policy 'third' here, only default, other" in str(lost.outcome[0])
-
-
-async def test_another_space_is_refused_with_what_differs():
-    async with cluster() as running:
-        async with attached(running.env_address, gym.make("CartPole-v1")) as client:
-            await assert_eventually(lambda: client.outcome, PATIENCE_S)
-            assert isinstance(client.outcome[0], PreconditionError)
-            assert "observation_space" in str(client.outcome[0])
-        assert not running.service.failure.done()
 
 
 class Breaking(Counting):
@@ -397,62 +258,6 @@ async def test_an_info_that_nobody_asked_for_stays_at_home():
             assert client.status.env_errors == 0
 
 
-class RawClient:
-    """An Attach stream message by message, for what a `RemoteEnvClient` would never do."""
-
-    def __init__(self, call):
-        self.call = call
-        self.env = Counting()
-        self.spec = EnvMeta("raw", self.env.action_space, self.env.observation_space, 1)
-        self.env_ret = EnvRet("raw", self.env.reset()[0][None])
-
-    async def hello(self, *, spec=None, cameras=(), **fields):
-        writer, request = Writer(), pb.AttachRequest()
-        request.hello.cameras.extend(cameras)
-        request.hello.session.protocol_version = 1
-        request.hello.session.client_id = "raw"
-        request.hello.last_seq = fields.pop("last_seq", 0)
-        fill_env_meta(request.hello.session.spec, spec or self.spec, writer)
-        await self.call.write(writer.finish(request))
-        self.epoch = (await self.read()).message.welcome.epoch
-
-    async def send(self, *steps, **fields):
-        writer, request = Writer(), pb.AttachRequest()
-        request.steps.epoch = self.epoch
-        for seq, wants_action in steps:
-            step = request.steps.steps.add(seq=seq, wants_action=wants_action, **fields)
-            fill_env_ret(step.env_ret, self.env_ret, writer)
-        await self.call.write(writer.finish(request))
-
-    async def read(self):
-        return Reader(pb.AttachResponse, await asyncio.wait_for(self.call.read(), 20))
-
-    async def answer(self):
-        reader = await self.read()
-        answer = reader.message.answer
-        return answer.seq, read_policy_response(answer.response, reader)
-
-    def step(self, response):
-        outcome = self.env.step(np.asarray(response.action)[0])
-        observation, reward, terminated, truncated, _ = outcome
-        flags = [reward, terminated, truncated]
-        final = {}
-        if terminated or truncated:
-            final = {"final_rows": np.zeros(1, np.int32), "final_observation": observation[None]}
-            observation = self.env.reset()[0]
-        self.env_ret = EnvRet("raw", observation[None], *map(np.atleast_1d, flags), final)
-
-
-@asynccontextmanager
-async def raw_client(running, **fields):
-    async with connect(running.env_address, rpc=FAST) as channel:
-        call = channel.stream_stream("/rlightning.v1.EnvService/Attach")()
-        client = RawClient(call)
-        await client.hello(**fields)
-        yield client
-        call.cancel()
-
-
 async def test_a_step_that_comes_twice_is_taken_once():
     async with cluster() as running, raw_client(running, last_seq=7) as client:
         # A client that was cut off from another server sends the step that waits, under its number.
@@ -476,49 +281,6 @@ async def test_a_step_that_comes_twice_is_taken_once():
         assert running.service._attached.env_steps == 23
 
 
-@pytest.mark.parametrize("what", ["gap", "shape", "epoch", "nan", "inf", "text", "ragged"])
-async def test_bad_steps_end_the_session_and_nothing_else(what):
-    async with cluster() as running, raw_client(running) as client:
-        await client.send((1, True))
-        await client.answer()
-        if what == "shape":
-            client.env_ret = EnvRet("raw", np.zeros((1, 3), np.int64))
-        rewards = {"inf": np.full(1, 1e308), "text": "1.0", "ragged": [1.0, [2.0, 3.0]]}
-        client.env_ret.last_reward = rewards.get(what, 0.0)
-        if what == "nan":
-            client.env_ret.observation = client.env_ret.observation * np.float32("nan")
-        client.epoch += what == "epoch"
-        await client.send((5 if what == "gap" else 2, True))
-        codes = {"epoch": "FAILED_PRECONDITION"}
-        code = await asyncio.wait_for(client.call.code(), 20)
-        assert code.name == codes.get(what, "INVALID_ARGUMENT")
-
-        async def gone():
-            return await running.env_ids() == ["count-0-0"]
-
-        await assert_eventually(gone, PATIENCE_S)
-        assert not running.service.failure.done()
-
-
-async def test_nonsense_about_dropped_steps_does_not_spoil_the_stats_of_all():
-    async with cluster() as running, raw_client(running) as client:
-        for seq in range(1, 4):
-            await client.send((seq, True), dropped=2**63 - 1)
-            await client.answer()
-        async with EnvClient(running.env_address, rpc=FAST) as asking:
-            assert (await asking.describe()).stats["steps_dropped"] >= 2**40
-        await client.send((4, True), dropped=-1)
-        code = await asyncio.wait_for(client.call.code(), 20)
-        assert code.name == "INVALID_ARGUMENT"
-
-
-class TenSteps(RemoteEnvClient):
-    """Stops after ten steps."""
-
-    def is_finish(self):
-        return self.status.steps >= 10
-
-
 async def test_a_client_that_has_finished_leaves_its_last_outcome():
     async with cluster() as running:
         async with attached(running.env_address, Counting(), kind=TenSteps) as client:
@@ -530,16 +292,24 @@ async def test_a_client_that_has_finished_leaves_its_last_outcome():
 
 
 SCRIPT = """
+import os, sys
+
+def audit(event, args):
+    if event in ("os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"):
+        print("a client has begun a process:", event, args, flush=True)
+        os._exit(3)
+
+sys.addaudithook(audit)
 from rlightning.env.remote_env import RemoteEnvClient
 from tests.integration.pairing.env import Counting
-import sys
-assert "torch" not in sys.modules
+assert not {{"torch", "uvloop"}} & set(sys.modules)
 RemoteEnvClient(Counting(), "127.0.0.1", {port}, name="{name}").run()
 """
 
 
 @pytest.mark.parametrize("how", ["freeze", "kill"])
 async def test_the_slot_of_a_client_that_is_gone_is_free_after_its_lease(tmp_path, how):
+    """The client is a process that has begun no other, without torch and uvloop."""
     async with cluster(rpc=FORGETFUL) as running:
         port = running.env_address.rpartition(":")[2]
         script = SCRIPT.format(port=port, name="robot")
@@ -574,43 +344,6 @@ async def test_the_slot_of_a_client_that_is_gone_is_free_after_its_lease(tmp_pat
                 )
 
 
-@pytest.mark.parametrize("what", ["tests.integration.pairing.env:Counting", "gymnasium"])
-async def test_the_command_attaches_until_ctrl_c(tmp_path, what):
-    cart = what == "gymnasium"
-    env, policy = (CART, {"model_cfg": {"hidden": [8]}}) if cart else (COUNT, ECHO)
-    async with cluster(env, policy) as running:
-        command = ["-c", CLI, "attach", what, "--server", running.env_address, "--name", "robot"]
-        if cart:
-            command += ["--task", "CartPole-v1", "--num-envs", "2", "--set", "env.seed=1"]
-        process = ServerProcess(command, tmp_path, announces=False)
-        with process:
-
-            async def acting():
-                assert process.child.poll() is None, process.log
-                episodes = (await running.client.describe()).episodes
-                return any(e.env_id == "attached/robot" for e in episodes)
-
-            await assert_eventually(acting, PATIENCE_S)
-            process.child.send_signal(signal.SIGINT)
-            assert await asyncio.to_thread(process.wait, 15) == 130
-            assert "Traceback" not in process.log
-            named = "gymnasium CartPole-v1" if cart else what
-            assert f"attaching {named} to {running.env_address} as robot" in process.log
-            assert "interrupted" in process.log
-        # Left in order, so that nobody waits for a lease.
-        assert running.service._attached.groups == {}
-
-
-async def test_ctrl_c_is_heard_while_nobody_answers(tmp_path):
-    command = ["-c", CLI, "attach", "CartPole-v1", "--server", "127.0.0.1:1"]
-    process = ServerProcess(command, tmp_path, announces=False)
-    with process:
-        await assert_eventually(lambda: "attaching" in process.log, PATIENCE_S)
-        await asyncio.sleep(0.5)
-        process.child.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(process.wait, 10) == 130
-
-
 async def test_who_has_not_begun_holds_no_rollout_up():
     async with cluster() as running, raw_client(running) as client:
 
@@ -623,28 +356,6 @@ async def test_who_has_not_begun_holds_no_rollout_up():
         await client.send((1, True))
         await client.answer()
         assert await writers() == 2
-
-
-async def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
-    for arguments, line in [
-        (["CartPol-v1", "--server", "127.0.0.1:1"], "did you mean CartPole-v"),
-        (["CartPole-v1", "--server", "nowhere"], "--server: expected HOST:PORT"),
-        (["ale", "--server", "127.0.0.1:1"], "--task: expected what the backend 'ale' shall make"),
-        (["CartPole-v1", "--server", "127.0.0.1:1", "--name", "a/b"], "--name: expected"),
-        (["CartPole-v1", "--server", "127.0.0.1:1", "--policy", "a/b"], "policy: expected a name"),
-    ]:
-        process = ServerProcess(["-c", CLI, "attach", *arguments], tmp_path, announces=False)
-        with process:
-            assert await asyncio.to_thread(process.wait, 20) == 2
-            assert line in process.log.splitlines()[-1]
-
-
-def test_the_client_needs_neither_torch_nor_fork(tmp_path):
-    code = "import sys, rlightning.env.remote_env; print({'torch', 'uvloop'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == "set()"
 
 
 async def test_a_vector_env_that_sends_some_of_its_rows_at_a_time():
@@ -677,11 +388,3 @@ async def test_a_vector_env_that_sends_some_of_its_rows_at_a_time():
         assert (part["next_observation"][:, 1] == part["observation"][:, 1]).all()
         assert (part["next_observation"][:, 2] == part["observation"][:, 2] + 1).all()
         assert not part["observation"][:, 3].any()
-
-
-async def test_rows_that_a_group_does_not_have_are_refused():
-    async with cluster() as running, raw_client(running) as client:
-        client.env_ret.rows = np.array([1], np.int32)
-        await client.send((1, True))
-        assert (await client.call.code()).name == "INVALID_ARGUMENT"
-        assert "rows: expected some of 1, got 1" in await client.call.details()

@@ -13,7 +13,7 @@ from rlightning.policy import BasePolicy
 from rlightning.testing import assert_eventually
 from rlightning.types import EnvMeta, MultiAgentEnvRet, MultiAgentPolicyResponse
 from rlightning.utils.config import EnvConfig
-from tests.integration.env.test_attach import PATIENCE_S, attached, cluster, raw_client, stepped
+from tests.integration.env.attaching import PATIENCE_S, attached, cluster, raw_client, stepped
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -18,7 +18,7 @@ from rlightning.services.buffer_server.servicer import BufferService
 from rlightning.testing import assert_eventually
 from rlightning.types import EnvRet
 from rlightning.utils.config import EnvConfig, MainConfig
-from tests.integration.env.test_attach import (
+from tests.integration.env.attaching import (
     PATIENCE_S,
     attached,
     cluster,

@@ -19,7 +19,7 @@ from rlightning.rpc.channel import connect
 from rlightning.testing import FaultProxy, assert_eventually
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.v1 import env_service_pb2 as pb
-from tests.integration.env.test_attach import (
+from tests.integration.env.attaching import (
     FAST,
     PATIENCE_S,
     Cluster,
@@ -121,8 +121,13 @@ async def test_the_buffer_gets_the_pixels_of_every_step(control):
         async with attached(running.env_address, Seeing(), cameras=cameras, **control) as client:
             await stepped(client, 20)
             [meta] = (await running.client.describe()).envs
-            assert meta.lossy == ("wrist",)
-            assert meta.observation_space["wrist"].shape == (12, 16, 3)
+            host = running.policy._hosts.by_name["default"]
+            [writer] = running.stores._writers.sessions
+            assert writer.spec.env_id == meta.env_id
+            for told in (meta, host.meta, host._policy, writer.spec):
+                assert told.lossy == ("wrist",)
+            for told in (meta, host.meta, writer.spec):
+                assert told.observation_space["wrist"].shape == (12, 16, 3)
         columns = await stored(running)
     observation, after = columns["observation"], columns["next_observation"]
     assert len(observation["number"]) >= 15

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from rlightning.env.remote_env import RemoteEnvClient
 from rlightning.errors import ConfigError, DeadlineExceededError
 from rlightning.testing import FaultProxy, ServerProcess, assert_eventually
 from rlightning.types import ActionSource
-from tests.integration.env.test_attach import CLI, ECHO, FAST, PATIENCE_S, Cluster, attached
+from tests.integration.env.attaching import CLI, ECHO, FAST, PATIENCE_S, Cluster, attached
 from tests.integration.pairing.env import Counting
 from tests.integration.pairing.policy import Echo
 
@@ -488,8 +489,10 @@ async def test_the_command_says_every_second_how_the_loop_fares(tmp_path):
             process.child.send_signal(signal.SIGINT)
             assert await asyncio.to_thread(process.wait, 15) == 130
             line = next(one for one in process.log.splitlines() if "jitter" in one)
-            for part in ("steps", "action age", "link up", "held", "spooled", "reconnects 0"):
+            for part in ("action age", "link up", "held", "spooled", "reconnects 0", "version 0"):
                 assert part in line
+            rates = [int(rate) for rate in re.findall(r"steps [0-9,]+ \((\d+)/s\)", process.log)]
+            assert 0 < max(rates) <= 25  # at 20 Hz, less what a busy machine misses
             assert "ended" in process.log
             assert "the env is closed" in process.log
         assert running.service._attached.groups == {}

@@ -8,8 +8,8 @@ import pytest
 
 from rlightning.buffer.remote_buffer import SampleClient
 from rlightning.testing import assert_eventually
+from tests.integration.env.attaching import CART, attached, cluster, stepped
 from tests.integration.env.planning import H
-from tests.integration.env.test_attach import CART, attached, cluster, stepped
 from tests.integration.env.test_env_server import env_server
 
 POLICY = {

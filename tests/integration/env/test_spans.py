@@ -21,7 +21,7 @@ from rlightning.rpc.trace_context import parse_traceparent, use_trace
 from rlightning.services.env_server.spans import SpanExport
 from rlightning.testing import assert_eventually, free_address
 from rlightning.utils.config import LogConfig
-from tests.integration.env.test_attach import (
+from tests.integration.env.attaching import (
     COUNT,
     ECHO,
     FAST,

@@ -27,7 +27,7 @@ from rlightning.types import PolicyResponse
 from rlightning.utils.config import ListenConfig, MainConfig, RpcConfig
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import Reader, Writer, fill_policy_response, read_env_ret
-from tests.integration.env.test_attach import TenSteps, attached
+from tests.integration.env.attaching import TenSteps, attached
 from tests.integration.pairing.env import Counting
 
 pytestmark = pytest.mark.timeout(60)

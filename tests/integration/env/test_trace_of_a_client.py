@@ -2,7 +2,7 @@
 
 from rlightning.env.remote_env import RemoteEnvClient
 from rlightning.rpc.trace_context import parse_traceparent, use_trace
-from tests.integration.env.test_attach import Counting, attached, cluster, stepped
+from tests.integration.env.attaching import Counting, attached, cluster, stepped
 from tests.log_lines import written_lines
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -125,19 +126,33 @@ async def test_no_ack_after_the_last_one_says_that_more_is_taken():
     await attached.end()
 
 
-@pytest.mark.parametrize("what", ["final_observation", "executed_action"])
-async def test_numbers_that_would_spoil_an_update_are_refused(what):
+async def refusal(broken):
+    """What a client is told of a step."""
     group = AttachedGroup(Session(acks=[]), EpisodeLog(), lambda rows: None)
-    broken, nan = step(1), np.full((1, 1), np.nan, np.float32)
-    if what == "executed_action":
-        broken.executed_action = nan
-    else:
-        broken.info = {"final_rows": np.zeros(1, np.int32), "final_observation": nan}
     request, writer = pb.AttachRequest(), Writer()
     fill_env_ret(request.steps.steps.add(seq=1).env_ret, broken, writer)
     reader = Reader(pb.AttachRequest, writer.finish(request))
-    with pytest.raises(InvalidRequestError, match=f"step 1: {what}: NaN"):
+    with pytest.raises(InvalidRequestError) as caught:
         await group.take(reader, Arrival(0, 0, 0), 0)
+    return str(caught.value)
+
+
+def with_last(observation):
+    info = {"final_rows": np.zeros(1, np.int32), "final_observation": observation}
+    return replace(step(1), info=info)
+
+
+async def test_numbers_that_would_spoil_an_update_are_refused():
+    nan = np.full((1, 1), np.nan, np.float32)
+    executed = replace(step(1), executed_action=nan)
+    assert await refusal(executed) == "step 1: executed_action: NaN or infinite"
+    assert await refusal(with_last(nan)) == "step 1: final_observation: NaN or infinite"
+
+
+async def test_a_last_observation_that_is_none_of_the_space_is_named():
+    for broken in (np.zeros((1, 3), np.float32), np.zeros((2, 1), np.float32), np.zeros((1, 1))):
+        expected = "step 1: final_observation: expected float32[1, 1], got "
+        assert (await refusal(with_last(broken))).startswith(expected)
 
 
 async def test_a_step_whose_pictures_are_decoded_while_the_server_stops_is_not_acked(monkeypatch):

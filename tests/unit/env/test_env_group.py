@@ -12,7 +12,13 @@ import pytest
 from rlightning.env import BaseEnv, EnvGroup, build_env_group
 from rlightning.env.env_group import EnvStepCounter, ThroughputTracker
 from rlightning.errors import ConfigError
-from rlightning.types import BatchedData, EnvRet, PolicyResponse
+from rlightning.types import (
+    BatchedData,
+    EnvRet,
+    MultiAgentEnvRet,
+    MultiAgentPolicyResponse,
+    PolicyResponse,
+)
 from rlightning.utils.config import EnvConfig
 
 HERE = "tests.unit.env.test_env_group"
@@ -288,6 +294,82 @@ def test_auto_reset_in_async_steps():
             batch, truncations = env_group.collect_async(wait_all=True)
             seen.append((kinds(batch), truncations))
         assert seen == [(["step"], [True]), (["reset"], [False]), (["step"], [True])]
+    env_group.close()
+
+
+class Pair(BaseEnv):
+    """Two agents, who are shown their last action; `left` has ended from step 2 on, `right` from 3."""
+
+    ends = {"left": 2, "right": 3}
+
+    def get_observation_space(self):
+        return dict.fromkeys(self.ends, gym.spaces.Box(-9, 9, (1,), np.float32))
+
+    get_action_space = get_observation_space
+
+    def reset(self, *args, **kwargs):
+        self.steps = 0
+        return MultiAgentEnvRet(self.env_id, {agent: np.zeros(1) for agent in self.ends})
+
+    def step(self, policy_resp):
+        self.steps += 1
+        ended = {agent: self.steps >= step for agent, step in self.ends.items()}
+        return MultiAgentEnvRet(
+            self.env_id,
+            {agent: policy_resp.action[agent] for agent in self.ends},
+            {agent: float(policy_resp.action[agent][0]) for agent in self.ends},
+            ended,
+            dict.fromkeys(self.ends, False),
+        )
+
+
+def step_in_turn(env_group, batch):
+    return env_group.step(batch)
+
+
+def step_at_once(env_group, batch):
+    env_group.step_async(batch)
+    found, truncations = env_group.collect_async(wait_all=True)
+    order = [found.ids().index(env_id) for env_id in batch.ids()]
+    values = [found.values()[i] for i in order]
+    return BatchedData(batch.ids(), values), [truncations[i] for i in order]
+
+
+@pytest.mark.parametrize("step", [step_in_turn, step_at_once])
+@pytest.mark.parametrize("limit", [2, 5])
+def test_agents_are_reset_by_the_limit_or_when_all_of_them_have_ended(step, limit):
+    pair = EnvConfig(name="pair", backend=f"{HERE}:Pair", task="none", num_workers=2)
+    env_group = build_env_group(pair)
+    assert all(set(space) == {"left", "right"} for space in env_group.get_action_spaces())
+
+    def acting(number):
+        """Each agent of each env has an action of its own."""
+        return BatchedData(
+            env_group.env_ids,
+            [
+                MultiAgentPolicyResponse(
+                    env_id, action={"left": np.array([number + i]), "right": np.array([-number])}
+                )
+                for i, env_id in enumerate(env_group.env_ids)
+            ],
+        )
+
+    first = 2 if limit == 2 else 3  # the last step of an episode
+    with env_group.auto_reset(limit, reset_on_done=True):
+        batch, _ = env_group.reset()
+        assert batch.ids() == tuple(env_group.env_ids)
+        for number in (1, 2, 3, 4)[:first]:
+            batch, truncations = step(env_group, acting(number))
+            for i, env_ret in enumerate(batch.values()):
+                assert env_ret.observation == {"left": [number + i], "right": [-number]}
+                assert env_ret.last_reward == {"left": number + i, "right": -number}
+                assert env_ret.last_terminated == {"left": number >= 2, "right": number >= 3}
+            assert truncations == [number == limit] * 2
+        batch, truncations = step(env_group, acting(9))  # takes no part: both are reset
+        assert [env_ret.observation for env_ret in batch.values()] == [{"left": 0, "right": 0}] * 2
+        assert truncations == [False] * 2
+        batch, _ = step(env_group, acting(5))
+        assert [env_ret.observation["left"] for env_ret in batch.values()] == [[5], [6]]
     env_group.close()
 
 
