@@ -25,6 +25,8 @@ from tests.integration.pairing.env import Counting
 
 # Short enough for tests to wait for, long enough for a busy machine.
 FAST = RpcConfig(heartbeat_s=0.2, lease_s=1.5, resume_window_s=5.0, reconnect_initial_ms=10)
+# A place that was not given back stays taken: for tests of clients that give theirs back.
+KEEPING = FAST.model_copy(update={"resume_window_s": 100.0})
 COUNT = {"name": "count", "backend": "gymnasium", "task": "tests.integration.pairing.env:Counting"}
 CART = {"name": "cart", "backend": "gymnasium", "task": "CartPole-v1", "num_envs": 2}
 ECHO = {"type": "tests.integration.pairing.policy:Echo"}
@@ -101,6 +103,11 @@ async def cluster(env=COUNT, policy=ECHO, rpc=FAST, *, min_clients=0):
         running.config.services.env.min_clients = min_clients
         await running.start()
         yield running
+
+
+async def left(running):
+    """Waits until every attached env has given its place back."""
+    await assert_eventually(lambda: running.service._attached.groups == {}, PATIENCE_S)
 
 
 @asynccontextmanager

@@ -19,10 +19,12 @@ from tests.integration.env.attaching import (
     COUNT,
     ECHO,
     FAST,
+    KEEPING,
     PATIENCE_S,
     TenSteps,
     attached,
     cluster,
+    left,
     raw_client,
     stepped,
 )
@@ -282,13 +284,13 @@ async def test_a_step_that_comes_twice_is_taken_once():
 
 
 async def test_a_client_that_has_finished_leaves_its_last_outcome():
-    async with cluster() as running:
+    async with cluster(rpc=KEEPING) as running:
         async with attached(running.env_address, Counting(), kind=TenSteps) as client:
             await assert_eventually(lambda: client.outcome, PATIENCE_S)
             assert client.outcome == [None]
             await assert_eventually(lambda: not running.service._driver._farewells, PATIENCE_S)
             assert len(check(await running.rows(client))) == 10
-            assert running.service._attached.groups == {}
+            await left(running)
 
 
 SCRIPT = """

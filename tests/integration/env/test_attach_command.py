@@ -8,7 +8,16 @@ import signal
 import pytest
 
 from rlightning.testing import ServerProcess, assert_eventually
-from tests.integration.env.attaching import CART, CLI, COUNT, ECHO, PATIENCE_S, cluster
+from tests.integration.env.attaching import (
+    CART,
+    CLI,
+    COUNT,
+    ECHO,
+    KEEPING,
+    PATIENCE_S,
+    cluster,
+    left,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -17,7 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 async def test_the_command_attaches_until_ctrl_c(tmp_path, what):
     cart = what == "gymnasium"
     env, policy = (CART, {"model_cfg": {"hidden": [8]}}) if cart else (COUNT, ECHO)
-    async with cluster(env, policy) as running:
+    async with cluster(env, policy, KEEPING) as running:
         command = ["-c", CLI, "attach", what, "--server", running.env_address, "--name", "robot"]
         if cart:
             command += ["--task", "CartPole-v1", "--num-envs", "2", "--set", "env.seed=1"]
@@ -36,8 +45,7 @@ async def test_the_command_attaches_until_ctrl_c(tmp_path, what):
             named = "gymnasium CartPole-v1" if cart else what
             assert f"attaching {named} to {running.env_address} as robot" in process.log
             assert "interrupted" in process.log
-        # Left in order, so that nobody waits for a lease.
-        assert running.service._attached.groups == {}
+        await left(running)
 
 
 async def test_ctrl_c_is_heard_while_nobody_answers(tmp_path):

@@ -20,7 +20,16 @@ from rlightning.env.remote_env import RemoteEnvClient
 from rlightning.errors import ConfigError, DeadlineExceededError
 from rlightning.testing import FaultProxy, ServerProcess, assert_eventually
 from rlightning.types import ActionSource
-from tests.integration.env.attaching import CLI, ECHO, FAST, PATIENCE_S, Cluster, attached
+from tests.integration.env.attaching import (
+    CLI,
+    ECHO,
+    FAST,
+    KEEPING,
+    PATIENCE_S,
+    Cluster,
+    attached,
+    left,
+)
 from tests.integration.pairing.env import Counting
 from tests.integration.pairing.policy import Echo
 
@@ -471,7 +480,7 @@ async def test_an_env_that_fails_is_reset_and_goes_on():
 
 
 async def test_the_command_says_every_second_how_the_loop_fares(tmp_path):
-    async with cluster() as running:
+    async with cluster(rpc=KEEPING) as running:
         task = "tests.integration.pairing.env:Endless"
         command = ["-c", CLI, "attach", task, "--server", running.env_address]
         command += ["--name", "robot", "--control-hz", "20", "--on-late", "zero"]
@@ -495,6 +504,6 @@ async def test_the_command_says_every_second_how_the_loop_fares(tmp_path):
             assert 0 < max(rates) <= 25  # at 20 Hz, less what a busy machine misses
             assert "ended" in process.log
             assert "the env is closed" in process.log
-        assert running.service._attached.groups == {}
+        await left(running)
         episodes = (await running.client.describe()).episodes
         assert [(e.env_id, e.reason) for e in episodes] == [("attached/robot", "truncated")]
