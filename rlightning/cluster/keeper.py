@@ -8,7 +8,7 @@ from pathlib import Path
 from rlightning.cluster.backend import Backend
 from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.runs import Run
-from rlightning.errors import RLightningError
+from rlightning.errors import ClusterError, RLightningError
 from rlightning.learner.checkpoints import Checkpoints
 from rlightning.learner.loop import Algorithm, LearnerStats
 from rlightning.utils.config import MainConfig
@@ -63,18 +63,22 @@ class Keeper:
             self._keep_best(stats, weights, mean)
 
     def save(self, stats: LearnerStats, weights: bytes) -> None:
-        """Writes a checkpoint to go on from, unless nothing was learned since the last one."""
+        """Writes a checkpoint to go on from, unless nothing was learned since the last one.
+
+        Raises:
+            ClusterError: A library, such as torch for a GPU, could not give what is to be written.
+        """
         from rlightning.learner.state_file import dump_state  # not before now: it loads torch
 
         if stats.updates == self._saved:
             return
         mean = self._monitor.mean_return
+        try:
+            state = dump_state(self._algorithm.state())
+        except RuntimeError as error:  # which after an interrupt would be taken for one
+            raise ClusterError(f"no checkpoint was written: {error}") from error
         self._checkpoints.save(
-            stats,
-            weights,
-            dump_state(self._algorithm.state()),
-            mean_return=mean,
-            buffer_snapshot=self._snapshot(),
+            stats, weights, state, mean_return=mean, buffer_snapshot=self._snapshot()
         )
         self._saved = stats.updates
         self._resumed = []

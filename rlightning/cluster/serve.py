@@ -46,10 +46,10 @@ def serve(
     prepared = prepare(config)
     for key in keys_without_effect(prepared, honoured=EFFECTIVE if on_ray else ()):
         report(f"note: '{key}' has no effect here")
-    run = Run.create(prepared, command=this_command())
-    launcher = make_launcher(prepared, run, on_ray=on_ray, report=report)
     outcome = "failed"
+    run = Run.create(prepared, command=this_command())
     try:
+        launcher = make_launcher(prepared, run, on_ray=on_ray, report=report)
         with interruptible(), shown(dashboard, run, report) as page, launcher:
             page.watch(targets_of(launcher.config))
             for line in launcher.summary():
