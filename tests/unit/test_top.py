@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from rlightning.buffer.remote_buffer import BufferStatus, TableStatus
-from rlightning.cluster.display import make_console, print_table
 from rlightning.cluster.overview import overview
 from rlightning.cluster.runs import Run
 from rlightning.cluster.sight import find_sight
@@ -235,22 +234,6 @@ def test_the_view_shows_what_is_known_and_what_is_wrong():
     ):
         assert shown in text
     assert "- steps/s" in text  # what was not measured
-
-
-def test_without_a_terminal_no_table_folds_a_word(capsys):
-    address = "policy-0.policy.reinforcement-learning.svc.cluster.local:50052"
-    service = ServiceView(
-        "policy server of the second replica",
-        address,
-        role="policy",
-        state="NOT_SERVING",
-        rates={"rows": 123456.0, "batches": 1234.0},
-        gauges={"queue_rows": 7},
-    )
-    print_table(make_console(), overview(Snapshot("now", [service])))
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if address in line]
-    assert line.startswith("policy server of the second replica  policy-0.")
-    assert line.endswith("123,456 rows/s  1,234 batches/s  7 rows")
 
 
 @pytest.mark.parametrize("count", [0, 3])
