@@ -178,8 +178,8 @@ def _check_rows(made: Any, rows: int, what: str) -> None:
             _check_rows(value, rows, f"{what}.{position}")
     elif (shape := np.shape(made))[:1] != (rows,):
         raise InvalidRowError(
-            f"{what}: expected the {rows} rows that the function got, it returned the shape "
-            f"{list(shape)}"
+            f"{what}: expected a leading axis of {rows}, as many rows as the function got, came "
+            f"the shape {list(shape)}"
         )
 
 

@@ -131,7 +131,9 @@ async def test_what_a_function_raises_is_told_and_the_session_lives_on() -> None
 
 async def test_a_function_that_loses_rows_is_named_with_what_was_expected() -> None:
     one = env(3)
-    message = r"obs_preprocessor: observation: expected the 3 rows .*it returned the shape \[2, 3\]"
+    message = (
+        r"obs_preprocessor: observation: expected a leading axis of 3.*came the shape \[2, 3\]"
+    )
     async with (
         buffer_server(functions={"obs_preprocessor": f"{HERE}:without_the_last_row"}) as buffers,
         inserting(buffers.address, one.meta) as client,
