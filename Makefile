@@ -109,9 +109,9 @@ format: $(VENV)/.dev  ## Mend style.
 	$(BIN)/ruff format .
 	cd protos && ../$(BIN)/buf format -w
 
-types: $(VENV)/.dev  ## Check types, the base package also as Python 3.10 sees it.
+types: $(VENV)/.dev  ## Check types, those of the library also as Python 3.10 sees it.
 	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 -p rlightning.types -p rlightning.wire -p rlightning.rpc -p rlightning.env -m rlightning.actor
+	$(BIN)/mypy --python-version 3.10 -p rlightning
 
 layers: $(VENV)/.dev  ## Check that imports point down only.
 	$(BIN)/lint-imports
