@@ -66,7 +66,8 @@ class Keeper:
         """Writes a checkpoint to go on from, unless nothing was learned since the last one.
 
         Raises:
-            ClusterError: A library, such as torch for a GPU, could not give what is to be written.
+            ClusterError: A library, such as torch for a GPU, could not give what is to be written
+                while the run was being stopped.
         """
         from rlightning.learner.state_file import dump_state  # not before now: it loads torch
 
@@ -75,8 +76,10 @@ class Keeper:
         mean = self._monitor.mean_return
         try:
             state = dump_state(self._algorithm.state())
-        except RuntimeError as error:  # which after an interrupt would be taken for one
-            raise ClusterError(f"no checkpoint was written: {error}") from error
+        except RuntimeError as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # or it would be taken for that
+                raise ClusterError(f"no checkpoint was written: {error}") from error
+            raise
         self._checkpoints.save(
             stats, weights, state, mean_return=mean, buffer_snapshot=self._snapshot()
         )

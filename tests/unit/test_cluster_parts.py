@@ -218,6 +218,8 @@ def test_a_save_that_fails_is_told_also_after_an_interrupt(tmp_path):
 
     with pytest.raises(ClusterError, match="no checkpoint was written: CUDA"), interruptible():
         learn()
+    with pytest.raises(RuntimeError, match="^CUDA error"), interruptible():
+        keeper.save(LearnerStats(), b"")
 
 
 def test_a_process_ends_with_the_one_that_started_it():
