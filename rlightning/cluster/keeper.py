@@ -69,24 +69,30 @@ class Keeper:
             ClusterError: A library, such as torch for a GPU, could not give what is to be written
                 while the run was being stopped.
         """
-        from rlightning.learner.state_file import dump_state  # not before now: it loads torch
-
         if stats.updates == self._saved:
             return
         mean = self._monitor.mean_return
-        try:
-            state = dump_state(self._algorithm.state())
-        except RuntimeError as error:
-            if isinstance(error.__context__, KeyboardInterrupt):  # or it would be taken for that
-                raise ClusterError(f"no checkpoint was written: {error}") from error
-            raise
         self._checkpoints.save(
-            stats, weights, state, mean_return=mean, buffer_snapshot=self._snapshot()
+            stats,
+            weights,
+            self._state(),
+            mean_return=mean,
+            buffer_snapshot=self._snapshot(),
         )
         self._saved = stats.updates
         self._resumed = []
         if mean is not None and (self._best is None or mean > self._best):
             self._keep_best(stats, weights, mean)
+
+    def _state(self) -> bytes:
+        from rlightning.learner.state_file import dump_state  # not before now: it loads torch
+
+        try:
+            return dump_state(self._algorithm.state())
+        except RuntimeError as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # or it would be taken for that
+                raise ClusterError(f"no checkpoint was written: {error}") from error
+            raise
 
     def _keep_best(self, stats: LearnerStats, weights: bytes, mean: float | None) -> None:
         self._checkpoints.save(stats, weights, link="best", mean_return=mean)
