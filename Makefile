@@ -18,7 +18,7 @@ NOT_LOCAL := not real_env and not docker and not netns and not node and not brow
 .DEFAULT_GOAL := help
 .PHONY: help install sims demo test test-fast test-crash test-docker test-gpu test-netns test-node test-browser test-ray test-real-env screenshots ci \
   bench bench-hosted bench-smoke bench-peers prove-demo prove-clients prove-flakes prove-robot prove-sb3 prove-learning prove-crash prove-checkpoint \
-  prove-weights prove-ray prove-scaling \
+  prove-weights prove-wheel prove-ray prove-scaling \
   protos protos-check protos-breaking lint format types layers pythons wheels-check wheel cover clean
 
 help:  ## Show what can be made.
@@ -109,9 +109,9 @@ format: $(VENV)/.dev  ## Mend style.
 	$(BIN)/ruff format .
 	cd protos && ../$(BIN)/buf format -w
 
-types: $(VENV)/.dev  ## Check types, the base package also as Python 3.10 sees it.
+types: $(VENV)/.dev  ## Check types, those of the library also as Python 3.10 sees it.
 	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 -p rlightning.types -p rlightning.wire -p rlightning.rpc -p rlightning.env -m rlightning.actor
+	$(BIN)/mypy --python-version 3.10 -p rlightning
 
 layers: $(VENV)/.dev  ## Check that imports point down only.
 	$(BIN)/lint-imports
@@ -148,6 +148,9 @@ prove-checkpoint: $(VENV)/.dev  ## Checkpoint 2 GB while writers write, and load
 
 prove-weights: $(VENV)/.dev  ## Publish and pull weights of 1.2 GB, and look at memory.
 	$(BIN)/python -m benchmarks.prove_weights 1200
+
+prove-wheel: $(VENV)/.dev  ## Install the wheel with all it needs in an empty environment elsewhere, and solve CartPole there.
+	$(BIN)/python -m tests.installed $(CONSTRAIN)
 
 prove-ray: $(VENV)/.ray  ## Solve CartPole on two local nodes of Ray, and remove one in the middle.
 	$(BIN)/python -m benchmarks.prove_ray
@@ -187,7 +190,7 @@ cover: $(VENV)/.dev  ## Measure branch coverage of the tests.
 # The demo comes first: in a new checkout it runs on what `.[all]` brings, before the developer's packages are there.
 # All four would take twice as long; what has wheels for both ends seldom lacks those between.
 ci: WHEELS_FOR = 3.10 3.13
-ci: demo protos-check lint types layers test test-crash test-netns test-node test-browser test-ray test-docker test-real-env pythons wheels-check bench-smoke  ## Everything that CI runs.
+ci: demo protos-check lint types layers test test-crash test-netns test-node test-browser test-ray test-docker test-real-env pythons prove-wheel wheels-check bench-smoke  ## Everything that CI runs.
 
 clean:  ## Remove what was built; keeps runs/.
 	rm -rf $(VENV) .venvs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

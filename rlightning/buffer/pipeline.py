@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,6 +89,13 @@ class Pipeline:
             if clash:
                 raise ValueError(f"{names} exclude each other: the second would ignore the first")
         self.from_space = not (own_observe or own_env_fn or own_fn)
+        # Which function of the user makes observations, if one does.
+        makers = {
+            "obs_preprocessor": own_observe,
+            "env_ret_preprocess_fn": own_env_fn,
+            "preprocess_fn": own_fn,
+        }
+        self._maker = next((name for name, own in makers.items() if own), None)
         self.outcomes = True
 
     def step(self, item: Item, meta: EnvMeta) -> Step:
@@ -99,13 +106,15 @@ class Pipeline:
             meta: What its env declared.
 
         Raises:
-            ValueError: EnvRet and response are of different envs, or an output of the policy has
-                the name of something else in the transition.
+            ValueError: EnvRet and response are of different envs, an output of the policy has the
+                name of something else in the transition, or a function of the user made
+                observations of another number of rows than it got.
             TypeError: Either is of another type.
         """
         env_ret, response = item.env_ret, item.response
         observe, score = self._observe, self._score
-        if env_ret is not None and is_batched(env_ret, meta.num_envs):
+        batched = env_ret is not None and is_batched(env_ret, meta.num_envs)
+        if batched:
             observe, score = _for_rows(observe), _for_rows(score)
         data = self._preprocess_fn(
             {}, env_ret, response, observe, score, self._env_ret_fn, self._policy_resp_fn
@@ -132,6 +141,11 @@ class Pipeline:
                 step.extras = {**step.extras, "ts_observed_ns": _observed_ns(env_ret, meta)}
             if "action_age" in self._columns:
                 step.action_age = env_ret.chunk_index
+            if batched and self._maker is not None:
+                _check_rows(step.observation, env_ret.row_count(), f"{self._maker}: observation")
+                if final is not None:
+                    finals = np.size(env_ret.info.get("final_rows", ()))
+                    _check_rows(step.final_observation, finals, f"{self._maker}: final_observation")
         if response is not None:
             step.outputs = data
         return step
@@ -148,6 +162,25 @@ def _for_rows(preprocessor: Callable[[Any], Any]) -> Callable[[Any], Any]:
     if isinstance(preprocessor, Preprocessor):
         return preprocessor.batch_transform
     return preprocessor
+
+
+def _check_rows(made: Any, rows: int, what: str) -> None:
+    """Checks the leading axis of every leaf of observations that a function of the user made.
+
+    Raises:
+        InvalidRowError: One is no axis of so many rows.
+    """
+    if isinstance(made, Mapping):
+        for name, value in made.items():
+            _check_rows(value, rows, f"{what}.{name}")
+    elif isinstance(made, tuple):
+        for position, value in enumerate(made):
+            _check_rows(value, rows, f"{what}.{position}")
+    elif (shape := np.shape(made))[:1] != (rows,):
+        raise InvalidRowError(
+            f"{what}: expected a leading axis of {rows}, as many rows as the function got, came "
+            f"the shape {list(shape)}"
+        )
 
 
 def _check_names(response: PolicyResponse, env_ret: EnvRet | None) -> None:

@@ -51,7 +51,8 @@ def split_counts(
 
 def pack(shard: int, indices: npt.ArrayLike) -> Indices:
     """Returns positions in a shard as numbers that say which shard it is, int64."""
-    return np.asarray(indices, np.int64) | np.int64(shard << _SHIFT)
+    numbers: Indices = np.asarray(indices, np.int64) | np.int64(shard << _SHIFT)
+    return numbers
 
 
 def unpack(numbers: npt.ArrayLike) -> tuple[Indices, Indices]:

@@ -9,21 +9,25 @@ import signal
 import sys
 from typing import NoReturn
 
+from rlightning.cluster.interrupt import interruptible
+
 __all__ = ["main"]
 
 
 def main() -> NoReturn:
     """Runs the command line of this process; exits the process."""
     try:
-        from rlightning.cli.app import app
-        from rlightning.utils.config.environment import keep_grpc_to_errors
+        with interruptible():  # from now on, since to load what a command needs takes a second
+            from rlightning.cli.app import app
+            from rlightning.utils.config.environment import keep_grpc_to_errors
 
-        keep_grpc_to_errors()
-        app(prog_name="rlightning")
+            keep_grpc_to_errors()
+            app(prog_name="rlightning")
         code: object = 0
     except SystemExit as end:
         code = end.code
     except KeyboardInterrupt:  # before a command had begun
+        sys.stderr.write("interrupted\n")
         code = 128 + signal.SIGINT
     # Not by way of the interpreter's own end: gRPC's polling thread lives on into it, and may print
     # a traceback there.

@@ -15,6 +15,8 @@ from rich.text import Text
 from rlightning.cluster.progress import Progress, duration, number, percentiles
 
 _LINE_EVERY_S = 1.0
+# Of what is no terminal: more than any table needs.
+_ANY_WIDTH = 10_000
 _COLUMNS = ("p50", "p90", "p99", "max")
 
 
@@ -31,7 +33,7 @@ class Display:
     """
 
     def __init__(self, *, quiet: bool, to_stderr: bool, total_steps: int) -> None:
-        self._console = Console(stderr=to_stderr, quiet=quiet, highlight=False)
+        self._console = make_console(stderr=to_stderr, quiet=quiet)
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._total_steps = total_steps
         self._next_line = 0.0
@@ -86,6 +88,19 @@ class Display:
         bar = Table.grid()  # a bar alone does not end its line
         bar.add_row(ProgressBar(total=self._total_steps, completed=progress.env_steps, width=60))
         return Group(bar, facts, latency_table(progress.latencies))
+
+
+def make_console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """Returns a console that folds what is too wide for a terminal; a file or a pipe has no width.
+
+    Args:
+        stderr: Write there, not on stdout.
+        quiet: Write nothing.
+    """
+    console = Console(stderr=stderr, quiet=quiet, highlight=False)
+    if not console.is_terminal:
+        console.width = _ANY_WIDTH
+    return console
 
 
 def print_table(console: Console, shown: RenderableType, *, soft_wrap: bool = False) -> None:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from rlightning.buffer.remote_buffer import BufferClient
 from rlightning.cluster.camera_fit import camera_fits
 from rlightning.cluster.diagnosis import Diagnosis, Finding, text_of
-from rlightning.cluster.display import print_table
+from rlightning.cluster.display import make_console, print_table
 from rlightning.cluster.past_runs import outcome_of
 from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import label_of
@@ -57,7 +56,6 @@ _TIMEOUT_S = 5.0
 _WALL_OFFSET_S = 0.1
 _FEW_FILES = 4096
 _LITTLE_DISK = 2**30
-_WIDTH = 120
 # What an examination takes, meanwhile clocks drift.
 _LONGEST_S = 60.0
 
@@ -85,10 +83,7 @@ def doctor(config: MainConfig, sight: Sight, *, as_json: bool) -> Diagnosis:
     if as_json:
         typer.echo(json.dumps(diagnosis.to_dict(), allow_nan=False))
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = max(console.width, _WIDTH)
-        print_table(console, text_of(diagnosis), soft_wrap=True)
+        print_table(make_console(), text_of(diagnosis), soft_wrap=True)
     return diagnosis
 
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rlightning.chunks import ChunkedActions
-from rlightning.cluster.display import print_table
+from rlightning.cluster.display import make_console, print_table
 from rlightning.cluster.guard import require, require_policy_server
 from rlightning.cluster.past_runs import config_of, read_checkpoint
 from rlightning.env.episodes import EpisodeLog
@@ -164,7 +163,7 @@ def show_evaluation(evaluation: Evaluation, *, as_json: bool) -> None:
     if interval is not None:
         low, high = (f"{100 * bound:.1f}" for bound in interval)
         table.add_row("success rate", f"{100 * rate:.1f} % (95 % interval {low} to {high} %)")
-    console = Console(highlight=False)
+    console = make_console()
     episodes, version = summary["episodes"], evaluation.policy_version
     console.print(
         f"{evaluation.checkpoint}: version {version}, {episodes} episodes", soft_wrap=True

@@ -27,14 +27,19 @@ def interrupt_without_parent() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raises KeyboardInterrupt(number) on SIGTERM and SIGHUP; call it in the main thread.
+    """Does on SIGTERM and SIGHUP what Ctrl-C does; call it in the main thread. May be nested.
 
-    A SIGHUP that is ignored, as under nohup, stays so. Libraries that raise something else once
-    they are interrupted, as TensorDict does in a context, still end as interrupted.
+    That is to raise KeyboardInterrupt(number), unless something handles SIGINT in its own way. A
+    SIGHUP that is ignored, as under nohup, stays so. Libraries that raise something else once they
+    are interrupted, as TensorDict does in a context, still end as interrupted.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(number)
+        ctrl_c = signal.getsignal(signal.SIGINT)
+        if callable(ctrl_c) and ctrl_c is not signal.default_int_handler:
+            ctrl_c(signal.SIGINT, frame)
+        else:
+            raise KeyboardInterrupt(number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     if before[signal.SIGHUP] is signal.SIG_IGN:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rlightning.cluster.backend import Backend
 from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.runs import Run
-from rlightning.errors import RLightningError
+from rlightning.errors import ClusterError, RLightningError
 from rlightning.learner.checkpoints import Checkpoints
 from rlightning.learner.loop import Algorithm, LearnerStats
 from rlightning.utils.config import MainConfig
@@ -63,16 +63,19 @@ class Keeper:
             self._keep_best(stats, weights, mean)
 
     def save(self, stats: LearnerStats, weights: bytes) -> None:
-        """Writes a checkpoint to go on from, unless nothing was learned since the last one."""
-        from rlightning.learner.state_file import dump_state  # not before now: it loads torch
+        """Writes a checkpoint to go on from, unless nothing was learned since the last one.
 
+        Raises:
+            ClusterError: A library, such as torch for a GPU, could not give what is to be written
+                while the run was being stopped.
+        """
         if stats.updates == self._saved:
             return
         mean = self._monitor.mean_return
         self._checkpoints.save(
             stats,
             weights,
-            dump_state(self._algorithm.state()),
+            self._state(),
             mean_return=mean,
             buffer_checkpoint=self._checkpoint_buffer(),
         )
@@ -80,6 +83,16 @@ class Keeper:
         self._resumed = []
         if mean is not None and (self._best is None or mean > self._best):
             self._keep_best(stats, weights, mean)
+
+    def _state(self) -> bytes:
+        from rlightning.learner.state_file import dump_state  # not before now: it loads torch
+
+        try:
+            return dump_state(self._algorithm.state())
+        except RuntimeError as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # or it would be taken for that
+                raise ClusterError(f"no checkpoint was written: {error}") from error
+            raise
 
     def _keep_best(self, stats: LearnerStats, weights: bytes, mean: float | None) -> None:
         self._checkpoints.save(stats, weights, link="best", mean_return=mean)

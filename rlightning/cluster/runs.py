@@ -55,7 +55,7 @@ class Run:
 
     @classmethod
     def create(cls, config: MainConfig, *, command: Sequence[str]) -> Run:
-        """Makes the next free folder, with its config and a manifest.
+        """Makes the next free folder, with its config and a manifest, or if interrupted, none.
 
         Safe to call from many processes at once: a number is taken by creating its folder.
         """
@@ -70,12 +70,20 @@ class Run:
                 continue
             break
         run = cls(path)
-        for folder in (run.logs, run.checkpoints, run.tensorboard):
+        try:
+            run._fill(config, command)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        return run
+
+    def _fill(self, config: MainConfig, command: Sequence[str]) -> None:
+        for folder in (self.logs, self.checkpoints, self.tensorboard):
             folder.mkdir()
-        with run.episodes.open("w", encoding="utf-8", newline="") as file:
+        with self.episodes.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerow(EPISODE_COLUMNS)
-        run.save_config(config)
-        run.manifest = {
+        self.save_config(config)
+        self.manifest = {
             "command": list(command),
             "outcome": STARTING,
             "seed": config.train.seed,
@@ -87,8 +95,7 @@ class Run:
             "cpus": os.cpu_count(),
             "pid": os.getpid(),
         }
-        run._save_manifest()
-        return run
+        self._save_manifest()
 
     @property
     def config_file(self) -> Path:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlightning.cluster.dashboard import shown
+from rlightning.cluster.display import make_console
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.launcher import LocalLauncher
 from rlightning.cluster.launchers import make_launcher
@@ -38,7 +39,7 @@ def serve(
     Raises:
         ClusterError: A service did not start, or is gone for good.
     """
-    console = Console(quiet=quiet, highlight=False)
+    console = make_console(quiet=quiet)
 
     def report(text: str) -> None:
         console.print(Text(text), soft_wrap=True)
@@ -46,10 +47,10 @@ def serve(
     prepared = prepare(config)
     for key in keys_without_effect(prepared, honoured=EFFECTIVE if on_ray else ()):
         report(f"note: '{key}' has no effect here")
-    run = Run.create(prepared, command=this_command())
-    launcher = make_launcher(prepared, run, on_ray=on_ray, report=report)
     outcome = "failed"
+    run = Run.create(prepared, command=this_command())
     try:
+        launcher = make_launcher(prepared, run, on_ray=on_ray, report=report)
         with interruptible(), shown(dashboard, run, report) as page, launcher:
             page.watch(targets_of(launcher.config))
             for line in launcher.summary():

@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
-from rlightning.cluster.display import print_table
+from rlightning.cluster.display import make_console, print_table
 from rlightning.cluster.overview import overview
 from rlightning.cluster.past_runs import outcome_of
 from rlightning.cluster.runs import RUNNING, STARTING
@@ -20,7 +19,6 @@ from rlightning.cluster.sight import Sight
 from rlightning.cluster.snapshot import Observer, Snapshot
 
 _UNDECIDED = frozenset({None, STARTING, RUNNING})
-_PLAIN_WIDTH = 120
 _ONCE_PATIENCE_S = 5.0
 _LIVE_PATIENCE_S = 2.0
 
@@ -41,9 +39,7 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
     Returns:
         Whether all services were SERVING when last seen.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, _PLAIN_WIDTH)
+    console = make_console()
     shown: Snapshot | None = None
 
     async def follow() -> None:

@@ -101,9 +101,9 @@ def train(
     make_save_dir(prepared)
     # Loading the learner's libraries takes seconds, beside the start of the services.
     threading.Thread(target=learner.preload, name="imports", daemon=True).start()
-    run = Run.create(prepared, command=this_command())
     outcome, end = "failed", {}
     display = Display(quiet=quiet, to_stderr=as_json, total_steps=config.train.max_env_steps)
+    run = Run.create(prepared, command=this_command())
     try:
         with interruptible(), display, shown(dashboard, run, display.message) as page:
             if note:

@@ -35,7 +35,7 @@ from rlightning.utils.config import MainConfig
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import Writer, fill_env_meta, fill_value
 
-from .driver import Driver
+from .actors import Actors
 from .spans import SpanExport
 
 _LOG = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class EnvService:
         self._log = EpisodeLog()
         self._control = ActorControl()
         self._groups: list[HostedGroup] = []
-        self._driver: Driver | None = None
+        self._actors: Actors | None = None
         self._spans: SpanExport | None = None
         env = config.services.env
         self._quorum = Quorum(env.min_clients, env.clients_timeout_s, "services.env.min_clients")
@@ -125,28 +125,28 @@ class EnvService:
             replica=replica_name(services.env.replica),
         )
         acted = [group for group in self._groups if group.config.driver == "actor"]
-        self._driver = Driver(
+        self._actors = Actors(
             config, acted, self._control, quorum=self._quorum, on_failure=self._cannot_go_on
         )
-        self._driver.start()
+        self._actors.start()
         if config.log.otlp_endpoint is not None:
-            self._spans = SpanExport(self._driver.traces, config.log.otlp_endpoint)
+            self._spans = SpanExport(self._actors.traces, config.log.otlp_endpoint)
         self._waiting = asyncio.create_task(self._wait_for_clients())
         rows = sum(group.meta.num_envs or 0 for group in self._groups)
         _LOG.info("%d rows in %d groups are reset", rows, len(self._groups))
 
     async def drain(self, deadline_s: float) -> None:
         """Ends the actors after the step in flight and waits until what they inserted is acked."""
-        if self._driver is not None:
-            await self._driver.stop(deadline_s - _DRAIN_MARGIN_S)
+        if self._actors is not None:
+            await self._actors.stop(deadline_s - _DRAIN_MARGIN_S)
         await self._driven.drain()
 
     async def close(self) -> None:
         """Closes the envs."""
         if self._waiting is not None:
             self._waiting.cancel()
-        if self._driver is not None:
-            await self._driver.stop(0.0)
+        if self._actors is not None:
+            await self._actors.stop(0.0)
         if self._spans is not None:
             await self._spans.close()
         for group in self._groups:
@@ -161,24 +161,24 @@ class EnvService:
         text = "Groups of rows."
         metrics.gauge("groups", text, len(self._groups), kind="hosted")
         metrics.gauge("groups", text, len(self._attached.groups), kind="attached")
-        if self._driver is not None:
-            self._driver.measure(metrics)
+        if self._actors is not None:
+            self._actors.measure(metrics)
 
     def _attach(self, group: AttachedGroup) -> None:
         client_id = group.env_id.removeprefix(PREFIX)
-        if self._driver is None:  # the gate lets no client in before
+        if self._actors is None:  # the gate lets no client in before
             raise PreconditionError("the server is still starting")
         if any(hosted.env_id == client_id for hosted in self._groups):
             raise PreconditionError(f"client id {client_id!r} is that of a hosted env")
         if self._config.services.env.attached_driver == "actor":
             self._check_upstream()
-            self._driver.attach(group)
+            self._actors.attach(group)
         self._quorum.count(len(self._attached.groups) + 1)
 
     def _detach(self, group: AttachedGroup) -> None:
         self._quorum.count(len(self._attached.groups))
         self._driven.forget(group)
-        if self._driver is not None and self._driver.detach(group):
+        if self._actors is not None and self._actors.detach(group):
             return
         group.leave()
         group.close()
@@ -275,14 +275,14 @@ class EnvService:
         for episode in self._log.since(request.episode_cursor)[-request.max_episodes :]:
             _fill_episode(response.episodes.add(), episode)
         response.episode_cursor = self._log.cursor
-        stats = {} if self._driver is None else self._driver.stats()
+        stats = {} if self._actors is None else self._actors.stats()
         stats["sessions"] = describe_sessions(self._clients.sessions)
         stats["drivers"] = self._driven.drivers
         fill_value(response.stats, stats, writer)
-        if self._driver is not None:
-            for trace in self._driver.traces.since(request.trace_cursor)[-request.max_traces :]:
+        if self._actors is not None:
+            for trace in self._actors.traces.since(request.trace_cursor)[-request.max_traces :]:
                 _fill_trace(response.traces.add(), trace)
-            response.trace_cursor = self._driver.traces.cursor
+            response.trace_cursor = self._actors.traces.cursor
         stamp(response, arrival)
         return writer.finish(response)
 
@@ -300,12 +300,12 @@ class EnvService:
         return pb.ControlResponse(actor_running=self._control.running, collected=collected)
 
     async def _collect(self, asked: pb.CollectRound) -> bool:
-        if not self._config.train.lockstep or self._driver is None:
+        if not self._config.train.lockstep or self._actors is None:
             raise PreconditionError("no round is collected here: train.lockstep is false")
         for name, value, least in (("begin", asked.begin, 0), ("steps", asked.steps, 1)):
             if not least <= value < 2**40:
                 raise InvalidRequestError(f"collect.{name}: expected {least} to 2^40, got {value}")
-        return await self._driver.collect(asked.begin, asked.steps)
+        return await self._actors.collect(asked.begin, asked.steps)
 
     async def _command(self, command: pb.EnvCommand) -> None:
         name = _ENV_COMMANDS.get(command)

@@ -3,13 +3,14 @@
 import json
 import re
 import resource
+import signal
 import socketserver
 import struct
 import subprocess
 import sys
 import threading
 
-from tests.e2e.command import CARTPOLE, run
+from tests.e2e.command import CARTPOLE, Command, run
 
 
 def test_help_answers_at_once(tmp_path):
@@ -40,6 +41,15 @@ def test_the_commands_load_no_torch():
         "sys.exit(any(name in sys.modules for name in ('torch', 'tensordict')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path):
+    address = "127.0.0.1:1"  # where nobody is, so that it would go on
+    with Command("attach", "CartPole-v1", "--server", address, cwd=tmp_path) as command:
+        command.wait_for("^attaching CartPole-v1")
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait() == 130
+        assert command.stderr.endswith("interrupted\n")
 
 
 def test_config_show_prints_what_loads_again(tmp_path):

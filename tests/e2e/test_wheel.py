@@ -26,7 +26,7 @@ print(json.dumps([importlib.import_module("rlightning" + name).__file__ for name
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """An environment with this wheel, and with the libraries that this interpreter has."""
+    """An environment with this wheel, and, unlike `make prove-wheel`, the libraries from here."""
     folder = tmp_path_factory.mktemp("wheel")
     wheel = build_wheel(folder)
     venv.create(folder / "env", with_pip=False)

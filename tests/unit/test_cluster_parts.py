@@ -4,6 +4,8 @@ import errno
 import signal
 import subprocess
 import sys
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -17,6 +19,7 @@ from rlightning.cluster.guard import (
 )
 from rlightning.cluster.init import write_project
 from rlightning.cluster.interrupt import interruptible
+from rlightning.cluster.keeper import Keeper
 from rlightning.cluster.launcher import LocalLauncher, last_words, written_reason
 from rlightning.cluster.prepare import (
     check_batch_size,
@@ -31,6 +34,7 @@ from rlightning.cluster.prepare import (
 from rlightning.cluster.runs import Run
 from rlightning.cluster.scalars import Scalars
 from rlightning.errors import ClusterError, ConfigError, RemoteError, UnavailableError
+from rlightning.learner.loop import LearnerStats
 from rlightning.rpc.health import ServingStatus
 from rlightning.utils.config import MainConfig
 from rlightning.utils.config.environment import (
@@ -155,6 +159,17 @@ def test_other_ends_of_a_command_are_like_ctrl_c(number):
     assert signal.getsignal(number) is before
 
 
+def test_other_ends_of_a_command_come_to_what_handles_ctrl_c():
+    handled = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(number))
+    try:
+        with interruptible():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handled == [signal.SIGINT]
+
+
 def test_an_interrupt_that_a_library_turns_into_its_own_error_is_one():
     def update():
         try:
@@ -168,16 +183,43 @@ def test_an_interrupt_that_a_library_turns_into_its_own_error_is_one():
         raise RuntimeError("alone")
 
 
-def test_ctrl_c_before_a_command_began_has_no_traceback(monkeypatch):
-    def interrupted(**_):
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_before_a_command_began_is_one_line(monkeypatch, capsys, number):
     codes = []
-    monkeypatch.setattr("rlightning.cli.app.app", interrupted)
+    monkeypatch.setattr("rlightning.cli.app.app", lambda **_: signal.raise_signal(number))
     monkeypatch.setattr("logging.shutdown", lambda: None)
     monkeypatch.setattr("os._exit", codes.append)
     main()
     assert codes == [130]
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_run_that_is_stopped_while_it_is_made_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr("rlightning.cluster.runs._git_sha", partial(signal.raise_signal, 15))
+    config = make_config(log={"log_dir": str(tmp_path)})
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        Run.create(config, command=["rlightning"])
+    assert list((tmp_path / "e").iterdir()) == []
+
+
+def test_a_save_that_fails_is_told_also_after_an_interrupt(tmp_path):
+    def state():
+        raise RuntimeError("CUDA error: out of memory")
+
+    learned = SimpleNamespace(state=state)
+    seen = SimpleNamespace(mean_return=None)
+    keeper = Keeper(make_config(), Run(tmp_path), None, seen, learned)
+
+    def learn():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            keeper.save(LearnerStats(), b"")
+
+    with pytest.raises(ClusterError, match="no checkpoint was written: CUDA"), interruptible():
+        learn()
+    with pytest.raises(RuntimeError, match="^CUDA error"), interruptible():
+        keeper.save(LearnerStats(), b"")
 
 
 def test_a_process_ends_with_the_one_that_started_it():

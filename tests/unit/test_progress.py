@@ -1,8 +1,9 @@
 """What a run shows of itself."""
 
 import pytest
+from rich.table import Table
 
-from rlightning.cluster.display import Display
+from rlightning.cluster.display import Display, make_console, print_table
 from rlightning.cluster.progress import Progress, describe_run, duration, find_latencies
 
 SUMMARY = {"count": 3, "mean": 0.002, "p50": 0.001, "p90": 0.002, "p99": 0.003, "max": 0.004}
@@ -78,6 +79,20 @@ def test_the_latency_table_is_whole_where_there_is_no_terminal(capsys, monkeypat
     assert "12.5 ms" in text
     assert "\u00b12.16 ms" in text
     assert "12,345" in text
+
+
+@pytest.mark.parametrize("stderr", [False, True])
+def test_without_a_terminal_no_table_folds_a_word(capsys, monkeypatch, stderr):
+    monkeypatch.setenv("COLUMNS", "40")
+    table = Table("service", "address", box=None)
+    address = "policy-0.policy.reinforcement-learning.svc.cluster.local:50052"
+    table.add_row("policy server of the second replica", address)
+    print_table(make_console(stderr=stderr), table)
+    captured = capsys.readouterr()
+    written, nothing = (captured.err, captured.out) if stderr else (captured.out, captured.err)
+    assert nothing == ""
+    _, line = written.splitlines()
+    assert line.split("  ")[:2] == [" policy server of the second replica", address]
 
 
 def test_the_rate_of_a_resumed_run_is_its_own():

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,7 @@ _METHODS = (
     "restore_evaluate_cfg",
 )
 _CLOSE_S = 5.0
+_LOOK_S = 0.1
 
 
 class ReconfigureSubprocEnvWorker:
@@ -47,21 +51,29 @@ class ReconfigureSubprocEnvWorker:
     `send` and `recv` are the two halves of each call, so that several workers step at once.
 
     Args:
-        env_fn: Makes the env, in the process; the first `recv` returns when it is made.
+        env_fn: Makes the env, in the process; the first `recv` returns when it is made. Pickled
+            by cloudpickle.
 
     Attributes:
-        pipe: To the process; readable when there is something to be received.
+        pipe: To the process; readable when there is something to be received, and when it has
+            ended.
+
+    Raises:
+        EnvError: `env_fn` cannot be pickled.
     """
 
     def __init__(self, env_fn: EnvFn) -> None:
         # Spawned: a fork of a process with threads, or with a simulator loaded, may stand still.
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_work, args=(theirs, CloudpickleWrapper(env_fn)), daemon=True
-        )
+        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
+        try:
+            self.send("reconfigure", CloudpickleWrapper(env_fn))
+        except BaseException:
+            self.close(0.0)
+            raise
 
     @property
     def has_ended(self) -> bool:
@@ -77,26 +89,26 @@ class ReconfigureSubprocEnvWorker:
             **kwargs: For it.
 
         Raises:
-            EnvError: The process has ended.
+            EnvError: The process has ended, or the arguments cannot be pickled.
         """
+        message = _pickled((command, args, kwargs), f"what was given to {command} of an env")
         try:
-            self.pipe.send((command, args, kwargs))
+            self.pipe.send_bytes(message)
         except OSError as error:
-            raise EnvError(f"the process of an env has ended: {error}") from error
+            raise self._ended() from error
 
     def recv(self) -> Any:
         """Waits for the outcome of the call.
 
         Raises:
-            EnvError: The env raised, or the process has ended; one of this library's own errors is
-                raised as it is.
+            EnvError: The env raised, what it returned cannot be pickled, or the process has ended;
+                one of this library's own errors is raised as it is.
         """
         try:
-            failed, outcome = self.pipe.recv()
+            message = self.pipe.recv_bytes()
         except (EOFError, OSError) as error:
-            self._process.join(_CLOSE_S)
-            code = self._process.exitcode
-            raise EnvError(f"the process of an env has ended with code {code}") from error
+            raise self._ended() from error
+        failed, outcome = _unpickled(message, "what an env returned", "outside")
         if failed:
             raise outcome if isinstance(outcome, RLightningError) else EnvError(outcome)
         return outcome
@@ -126,11 +138,21 @@ class ReconfigureSubprocEnvWorker:
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Closes the env and ends the process, one that is still busy after `timeout_s` as well."""
         self.begin_close()
-        self._process.join(timeout_s)
+        self._join(timeout_s)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
         self.pipe.close()
+
+    def _ended(self) -> EnvError:
+        self._join(_CLOSE_S)
+        return EnvError(f"the process of an env has ended with code {self._process.exitcode}")
+
+    def _join(self, timeout_s: float) -> None:
+        # By short looks: what an env has forked keeps a single long one from seeing the end.
+        deadline = time.monotonic() + timeout_s
+        while self._process.is_alive() and (left_s := deadline - time.monotonic()) > 0:
+            self._process.join(min(left_s, _LOOK_S))
 
 
 class ReconfigureSubprocEnv:
@@ -174,9 +196,7 @@ class ReconfigureSubprocEnv:
         chosen = self._chosen(id)
         if len(action) != len(chosen):
             raise ValueError(f"action: expected {len(chosen)}, one for each env, got {len(action)}")
-        for i, one in zip(chosen, action, strict=True):
-            self.workers[i].send("step", one)
-        outcomes = receive_all([self.workers[i] for i in chosen])
+        outcomes = self._call("step", chosen, action)
         return tuple(map(_together, map(list, zip(*outcomes, strict=True))))
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[Any]:
@@ -189,10 +209,7 @@ class ReconfigureSubprocEnv:
 
     def set_init_state(self, init_state: Sequence[Any], id: Id = None) -> Any:
         """Puts some envs into given states; returns their observations."""
-        chosen = self._chosen(id)
-        for i, state in zip(chosen, init_state, strict=True):
-            self.workers[i].send("set_init_state", state)
-        return _together(receive_all([self.workers[i] for i in chosen]))
+        return _together(self._call("set_init_state", self._chosen(id), init_state))
 
     def check_success(self, id: Id = None) -> list[bool]:
         """Returns whether the task of each is done."""
@@ -233,9 +250,7 @@ class ReconfigureSubprocEnv:
         chosen = self._chosen(id)
         if len(env_fns) != len(chosen):
             raise ValueError(f"env_fns: expected {len(chosen)}, got {len(env_fns)}")
-        for i, env_fn in zip(chosen, env_fns, strict=True):
-            self.workers[i].send("reconfigure", CloudpickleWrapper(env_fn))
-        receive_all([self.workers[i] for i in chosen])
+        self._call("reconfigure", chosen, [CloudpickleWrapper(env_fn) for env_fn in env_fns])
 
     def close(self) -> None:
         """Closes the envs and ends their processes."""
@@ -249,9 +264,34 @@ class ReconfigureSubprocEnv:
 
     def _each(self, command: str, id: Id, *args: Any, **kwargs: Any) -> list[Any]:
         chosen = self._chosen(id)
-        for i in chosen:
-            self.workers[i].send(command, *args, **kwargs)
-        return receive_all([self.workers[i] for i in chosen])
+        return self._sent(command, [(i, args, kwargs) for i in chosen])
+
+    def _call(self, command: str, chosen: Sequence[int], arguments: Iterable[Any]) -> list[Any]:
+        """Calls a method of some envs, each with an argument of its own."""
+        pairs = zip(chosen, arguments, strict=True)
+        return self._sent(command, [(i, (argument,), {}) for i, argument in pairs])
+
+    def _sent(
+        self, command: str, calls: Iterable[tuple[int, tuple[Any, ...], dict[str, Any]]]
+    ) -> list[Any]:
+        """Begins calls of some envs, and waits for what comes of them.
+
+        Also of those before one that could not be begun: what came of them would be taken for the
+        outcome of the next call.
+        """
+        called: list[ReconfigureSubprocEnvWorker] = []
+        failure: EnvError | None = None
+        for i, args, kwargs in calls:
+            try:
+                self.workers[i].send(command, *args, **kwargs)
+            except EnvError as error:
+                failure = error
+                break
+            called.append(self.workers[i])
+        outcomes = receive_all(called)
+        if failure is not None:
+            raise failure
+        return outcomes
 
 
 def start_all(env_fns: Iterable[EnvFn]) -> list[ReconfigureSubprocEnvWorker]:
@@ -308,37 +348,66 @@ def _together(items: list[Any]) -> Any:
     return objects
 
 
-def _work(pipe: Connection, env_fn: CloudpickleWrapper) -> None:
+def _work(pipe: Connection) -> None:
     """Serves the commands of a parent until it says close, or has ended."""
+    if sys.platform != "win32":
+        # The parent sees by its end of the pipe that this process is gone, unless what the env has
+        # started holds this one open.
+        os.set_inheritable(pipe.fileno(), False)
+        os.register_at_fork(after_in_child=pipe.close)
     env: Any = None
-    command, args = "reconfigure", (env_fn,)
-    kwargs: dict[str, Any] = {}
-    while True:
-        try:
-            if command == "reconfigure":
-                if env is not None:
-                    env.close()
-                env, outcome = None, None
-                env = args[0].fn()
-            else:
-                outcome = _obey(env, command, args, kwargs)
-            pipe.send((False, outcome))
-        except KeyboardInterrupt:
-            break
-        except (ConfigError, EnvError) as error:
-            pipe.send((True, error))
-        except Exception as error:
-            detail = traceback.format_exc(limit=-3)
-            pipe.send((True, f"{type(error).__name__}: {error}\n{detail}"))
-        try:
-            command, args, kwargs = pipe.recv()
-        except (EOFError, OSError, KeyboardInterrupt):
-            break
-        if command == "close":
-            break
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the parent ends, or has
+        while True:
+            message = pipe.recv_bytes()
+            try:
+                command, args, kwargs = _unpickled(message, "what was given to an env", "in")
+                if command == "close":
+                    break
+                if command == "reconfigure":
+                    if env is not None:
+                        env.close()
+                    env, outcome = None, None
+                    env = args[0].fn()
+                else:
+                    outcome = _obey(env, command, args, kwargs)
+                answer = _pickled((False, outcome), f"what {command} of an env returned")
+            except (ConfigError, EnvError) as error:
+                answer = ForkingPickler.dumps((True, error))
+            except Exception as error:
+                detail = traceback.format_exc(limit=-3)
+                answer = ForkingPickler.dumps((True, f"{_told(error)}\n{detail}"))
+            pipe.send_bytes(answer)
     if env is not None:
         env.close()
     pipe.close()
+
+
+def _pickled(message: tuple[Any, ...], what: str) -> memoryview:
+    """Pickles what goes to the other side.
+
+    Raises:
+        EnvError: It cannot be pickled; says so of `what`.
+    """
+    try:
+        return ForkingPickler.dumps(message)
+    except Exception as error:  # whatever the classes in it raise
+        raise EnvError(f"{what} cannot be pickled: {_told(error)}") from error
+
+
+def _unpickled(message: bytes, what: str, where: str) -> Any:
+    """Undoes `_pickled`.
+
+    Raises:
+        EnvError: It cannot be unpickled; says so of `what`, in or outside of the env's process.
+    """
+    try:
+        return ForkingPickler.loads(message)
+    except Exception as error:
+        raise EnvError(f"{what} cannot be unpickled {where} its process: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _obey(env: Any, command: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -55,6 +55,10 @@ def failing(observation: Any) -> Any:
     return observation
 
 
+def without_the_last_row(observation: Any) -> Any:
+    return observation[:-1]
+
+
 def env(rows: int = 1) -> ScriptedEnv:
     return ScriptedEnv(rows, lambda row, episode: (5, True))
 
@@ -123,6 +127,20 @@ async def test_what_a_function_raises_is_told_and_the_session_lives_on() -> None
         await act(client, one, 1)
         await client.flush(5)
         assert buffers.table.producers.keys() == {"env"}
+
+
+async def test_a_function_that_loses_rows_is_named_with_what_was_expected() -> None:
+    one = env(3)
+    message = (
+        r"obs_preprocessor: observation: expected a leading axis of 3.*came the shape \[2, 3\]"
+    )
+    async with (
+        buffer_server(functions={"obs_preprocessor": f"{HERE}:without_the_last_row"}) as buffers,
+        inserting(buffers.address, one.meta) as client,
+    ):
+        await act(client, one, 1)
+        with pytest.raises(InvalidRequestError, match=message):
+            await client.flush(5)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from rlightning.buffer.remote_buffer import SampleClient
 from rlightning.errors import ResourceExhaustedError
-from rlightning.services.env_server.driver import _window
+from rlightning.services.env_server.group_actor import window_of
 from rlightning.testing.proxy import FaultProxy
 from rlightning.testing.waiting import assert_eventually
 from rlightning.utils.config import BufferConfig
@@ -171,7 +171,7 @@ async def test_where_storing_may_fail_items_come_one_by_one() -> None:
 def test_what_is_under_way_fits_into_one_rollout(length: int) -> None:
     from rlightning.buffer.remote_buffer import items_per_message
 
-    window = _window(BufferConfig(type="RolloutBuffer", capacity=9, rollout_length=length))
+    window = window_of(BufferConfig(type="RolloutBuffer", capacity=9, rollout_length=length))
     assert 1 <= window <= 32
     if length > 2:
         assert window + items_per_message(window) - 1 + 2 <= length

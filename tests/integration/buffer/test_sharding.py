@@ -20,7 +20,7 @@ from rlightning.buffer.sharded_client import ShardedSampleClient
 from rlightning.buffer.shards import unpack
 from rlightning.env.control import Quorum
 from rlightning.errors import DeadlineExceededError, ReplayError, UnavailableError
-from rlightning.services.env_server.driver import Driver
+from rlightning.services.env_server.actors import Actors
 from rlightning.testing.waiting import assert_eventually, wait_until
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 from rlightning.utils.config import MainConfig
@@ -186,10 +186,10 @@ def test_groups_of_an_env_server_are_dealt_out(affinity: bool, chosen: list[str]
         )
     )
     quorum = Quorum(0, 1.0, "services.env.min_clients")
-    driver = Driver(config, [], ActorControl(), quorum=quorum, on_failure=lambda error: None)
+    actors = Actors(config, [], ActorControl(), quorum=quorum, on_failure=lambda error: None)
     groups = [f"arm-{worker}-{group}" for worker in range(2) for group in range(2)]
-    assert [driver.buffer_of(group, hosted=True) for group in groups] == chosen
-    assert [driver.buffer_of(group, hosted=True) for group in groups] == chosen
+    assert [actors.buffer_of(group, hosted=True) for group in groups] == chosen
+    assert [actors.buffer_of(group, hosted=True) for group in groups] == chosen
 
 
 @asynccontextmanager

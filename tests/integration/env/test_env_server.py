@@ -246,7 +246,7 @@ async def test_a_long_reset_is_told_and_ends_no_session():
     env = {"task": f"{ENVS}:SlowReset", "num_envs": 1, "backend": "gymnasium"}
     seen = {"policy": [], "buffer": []}
     async with env_server(env=env, services=services) as (client, service):
-        (actor,) = service._driver._actors
+        (actor,) = service._actors._hosted
         async with BufferClient(actor.buffer.address) as buffer:
 
             async def looked():

@@ -139,8 +139,8 @@ async def test_steps_are_spans_of_the_trace_that_their_env_acts_for():
 
 async def test_a_collector_that_is_not_there_delays_no_end():
     async with exporting(f"http://{free_address()}") as running:
-        driver = running.service._driver
-        await assert_eventually(lambda: driver.traces.cursor > 0, 30, "no traces")
+        traces = running.service._actors.traces
+        await assert_eventually(lambda: traces.cursor > 0, 30, "no traces")
         await asyncio.sleep(0)
         begun = time.monotonic()
         await running.service._spans.close()

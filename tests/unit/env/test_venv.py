@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +26,8 @@ class Arm:
             raise OSError("no such task")
         self.task = task
         self.state = 0
+        self.lock = threading.Lock()
+        self.unknown = Unknown()
 
     def seed(self, seed):
         self.state = seed
@@ -43,6 +49,13 @@ class Arm:
         )
 
     def set_init_state(self, state):
+        if state == "leave a child and die":
+            child = os.fork()
+            if not child:
+                time.sleep(60)
+                os._exit(0)
+            Path(os.environ["CHILD_OF_ARM"]).write_text(str(child))
+            os.kill(os.getpid(), signal.SIGKILL)
         self.state = state
         return self.reset()
 
@@ -100,3 +113,44 @@ def test_envs_step_in_processes_and_make_others():
 def test_an_env_that_cannot_be_made():
     with pytest.raises(EnvError, match="no such task"):
         ReconfigureSubprocEnv([partial(Arm, 1), partial(Arm, -1)])
+
+
+def test_a_killed_process_whose_child_lives_on_is_told_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("CHILD_OF_ARM", str(tmp_path / "pid"))
+    venv = ReconfigureSubprocEnv([partial(Arm, 1)])
+    begun = time.monotonic()
+    with pytest.raises(EnvError, match="has ended with code -9"):
+        venv.set_init_state(["leave a child and die"])
+    venv.close()
+    child = int((tmp_path / "pid").read_text())
+    os.kill(child, signal.SIGKILL)  # it is there
+    assert time.monotonic() - begun < 30
+
+
+class Unknown:
+    """Cannot be unpickled anywhere."""
+
+    def __reduce__(self):
+        return open, ("no such file",)
+
+
+def test_what_cannot_go_between_processes_is_told_in_one_line():
+    with pytest.raises(EnvError, match=r"^what was given to reconfigure of an env cannot be pickl"):
+        ReconfigureSubprocEnv([partial(Arm, threading.Lock())])
+    venv = ReconfigureSubprocEnv([partial(Arm, 1), partial(Arm, 2)])
+    try:
+        for attribute, value, told in (
+            ("lock", threading.Lock(), "what was given to setattr of an env cannot be pickled"),
+            ("far", Unknown(), "what was given to an env cannot be unpickled in its process"),
+        ):
+            with pytest.raises(EnvError, match=f"^{told}: [^\n]*$"):
+                venv.set_env_attr(attribute, value)
+        with pytest.raises(EnvError, match=r"^what getattr of an env returned cannot be pickled: "):
+            venv.get_env_attr("lock")
+        with pytest.raises(EnvError, match=r"^what an env returned cannot be unpickled outside "):
+            venv.get_env_attr("unknown")
+        with pytest.raises(EnvError, match="what was given to step of an env cannot be pickled"):
+            venv.step([1, threading.Lock()])
+        assert venv.get_env_attr("task") == [1, 2]  # they live on, and answer what they are asked
+    finally:
+        venv.close()

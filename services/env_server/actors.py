@@ -6,54 +6,37 @@ import asyncio
 import logging
 import math
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
-import gymnasium as gym
-
-from rlightning.actor import INFO_KEYS, ActorControl, ActorStats, BufferPort, EnvPort, run_actor
+from rlightning.actor import ActorControl
 from rlightning.buffer.arguments import make_table
-from rlightning.buffer.remote_buffer import InsertClient, items_per_message
-from rlightning.buffer.routing import tables_of
-from rlightning.chunks import ChunkedActions
 from rlightning.env.attached import AttachedGroup
 from rlightning.env.control import Quorum
 from rlightning.env.hosting import HostedGroup
 from rlightning.env.lockstep import Round
-from rlightning.errors import (
-    AlreadyExistsError,
-    DeadlineExceededError,
-    PreconditionError,
-    RLightningError,
-    StorageFullError,
-    UnavailableError,
-)
+from rlightning.errors import PreconditionError, RLightningError, StorageFullError
 from rlightning.latency import ClockOffset, LatencyStats
 from rlightning.latency.trace import TraceLog
-from rlightning.policy.remote_policy import PolicyClient
 from rlightning.policy.replicas import Replicas
 from rlightning.rpc.metrics import Metrics
-from rlightning.utils.config import BufferConfig, MainConfig
+from rlightning.utils.config import MainConfig
 from rlightning.utils.log_fields import add_log_fields
 
-from .unasked import UnaskedSteps
+from .group_actor import GroupActor
 
 _LOG = logging.getLogger(__name__)
 
-_CONNECT_S = 5.0
 # A stop gives up on servers that let nothing happen for this long.
 _STALLED_S = 1.0
 # How long a request waits for the round that it asks for.
 _ROUND_LOOK_S = 0.2
 # How long an actor whose client has left may take to store what came of it.
 _FAREWELL_S = 5.0
-# Items of one writer that may be unacked.
-_WINDOW = 32
 
 
-class Driver:
+class Actors:
     """Connects every group to the policy and the buffer server and steps it.
 
     Servers that are not there yet are waited for without end.
@@ -88,9 +71,9 @@ class Driver:
         self._table = make_table(config.buffer)
         # Made with the first actor: where drivers step all envs there is no address.
         self._replicas: Replicas | None = None
-        self._actors = [self._actor(group, control, hosted=True) for group in groups]
-        self._attached: dict[AttachedGroup, tuple[_Actor, asyncio.Task[None]]] = {}
-        self._farewells: dict[asyncio.Task[None], _Actor] = {}
+        self._hosted = [self._actor(group, control, hosted=True) for group in groups]
+        self._attached: dict[AttachedGroup, tuple[GroupActor, asyncio.Task[None]]] = {}
+        self._farewells: dict[asyncio.Task[None], GroupActor] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
         self._round: asyncio.Task[None] | None = None
@@ -100,7 +83,7 @@ class Driver:
         """Starts the actors, except in lockstep; returns at once."""
         if self._config.train.lockstep:
             return
-        self._tasks = [asyncio.create_task(self._drive(actor)) for actor in self._actors]
+        self._tasks = [asyncio.create_task(self._drive(actor)) for actor in self._hosted]
 
     async def collect(self, begin: int, steps: int) -> bool:
         """Lets the actors take a round of lockstep, one after the other.
@@ -125,9 +108,9 @@ class Driver:
 
     async def _collect(self, begin: int, steps: int) -> None:
         seed = self._config.train.seed
-        for actor in self._actors:  # first of all, since rollouts wait for all that are connected
+        for actor in self._hosted:  # first of all, since rollouts wait for all that are connected
             await self._guarded(actor, actor.connect())
-        for index, actor in enumerate(self._actors):
+        for index, actor in enumerate(self._hosted):
             if isinstance(actor.group, HostedGroup):
                 one = Round(actor.group, index, begin, seed)
                 await self._guarded(actor, actor.run_round(one, steps))
@@ -184,15 +167,15 @@ class Driver:
         self._control.stop()
         for group in tuple(self._attached):
             self.detach(group)
-        for actor in (*self._actors, *self._farewells.values()):
+        for actor in (*self._hosted, *self._farewells.values()):
             actor.buffer.stop_waiting_for_room()
         await self._settle(self._tasks, deadline)
-        flushes = [asyncio.create_task(self._flush(actor)) for actor in self._actors]
+        flushes = [asyncio.create_task(self._flush(actor)) for actor in self._hosted]
         await self._settle(flushes, deadline)
-        for actor, flush in zip(self._actors, flushes, strict=True):
+        for actor, flush in zip(self._hosted, flushes, strict=True):
             if flush.cancelled() or flush.exception() is not None:
                 _LOG.warning("not all that %s inserted was acked", actor.group.env_id)
-        await asyncio.gather(*(actor.close() for actor in self._actors))
+        await asyncio.gather(*(actor.close() for actor in self._hosted))
         farewells = tuple(self._farewells)
         if farewells:
             await asyncio.wait(farewells, timeout=max(0.1, deadline - time.monotonic()))
@@ -252,26 +235,26 @@ class Driver:
         }
         return {name: offset for name, offset in found.items() if offset is not None}
 
-    def _all_actors(self) -> list[_Actor]:
-        return [*self._actors, *(actor for actor, _ in self._attached.values())]
+    def _all_actors(self) -> list[GroupActor]:
+        return [*self._hosted, *(actor for actor, _ in self._attached.values())]
 
     def _actor(
         self, group: HostedGroup | AttachedGroup, control: ActorControl, *, hosted: bool = False
-    ) -> _Actor:
+    ) -> GroupActor:
         if self._replicas is None:
             service = self._config.services.policy
             self._replicas = Replicas(service.dial_addresses, rpc=service.rpc, auth=service.auth)
         address = self.buffer_of(group.env_id, hosted=hosted)
-        return _Actor(
+        return GroupActor(
             *(self._config, group, control, self.latency, self.traces, self._quorum),
             replicas=self._replicas,
             buffer_address=address,
         )
 
-    async def _drive(self, actor: _Actor) -> None:
+    async def _drive(self, actor: GroupActor) -> None:
         await self._guarded(actor, actor.run())
 
-    async def _guarded(self, actor: _Actor, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, actor: GroupActor, work: Coroutine[Any, Any, None]) -> None:
         env_id = actor.group.env_id
         add_log_fields(env_id=env_id)
         try:
@@ -284,7 +267,7 @@ class Driver:
                 failure.__cause__ = error
                 self._on_failure(failure)
 
-    async def _drive_attached(self, actor: _Actor, group: AttachedGroup) -> None:
+    async def _drive_attached(self, actor: GroupActor, group: AttachedGroup) -> None:
         """Drives one client's env; what goes wrong there is told to that client alone."""
         add_log_fields(env_id=group.env_id)
         try:
@@ -297,7 +280,9 @@ class Driver:
                 _LOG.warning("the actor of %s gave up: %s", group.env_id, error)
                 group.fail(error)
 
-    async def _part(self, group: AttachedGroup, actor: _Actor, task: asyncio.Task[None]) -> None:
+    async def _part(
+        self, group: AttachedGroup, actor: GroupActor, task: asyncio.Task[None]
+    ) -> None:
         """Lets an actor store what its client left behind, and ends its sessions."""
         actor.control.stop()
         group.leave()
@@ -320,12 +305,12 @@ class Driver:
             await actor.close()
         _LOG.info("%s has left after %d steps", group.env_id, actor.stats.steps)
 
-    async def _store_rest(self, group: AttachedGroup, actor: _Actor) -> None:
+    async def _store_rest(self, group: AttachedGroup, actor: GroupActor) -> None:
         with suppress(StorageFullError):  # said when the rest is flushed
             await group.drain()
             await actor.steps.finish()
 
-    async def _flush(self, actor: _Actor) -> None:
+    async def _flush(self, actor: GroupActor) -> None:
         try:
             await actor.buffer.flush()
         except StorageFullError as error:
@@ -343,119 +328,7 @@ class Driver:
         await asyncio.gather(*pending, return_exceptions=True)
 
     def _progress(self) -> int:
-        return sum(actor.stats.steps + actor.buffer.acked for actor in self._actors)
-
-
-class _Actor:
-    """The actor of one group and its clients."""
-
-    def __init__(
-        self,
-        config: MainConfig,
-        group: HostedGroup | AttachedGroup,
-        control: ActorControl,
-        latency: LatencyStats,
-        traces: TraceLog,
-        quorum: Quorum,
-        *,
-        replicas: Replicas,
-        buffer_address: str,
-    ) -> None:
-        services = config.services
-        tables = tables_of(config.buffer, group.env_id)
-        # New per process: a server takes the group of a restarted process for another client.
-        client_id = f"{group.env_id.replace('/', '.')[:50]}.{uuid.uuid4().hex[:12]}"
-        self.group = group
-        self.control = control
-        self.quorum = quorum
-        self.stats = ActorStats(latency=latency)
-        self._traces = traces
-        self._is_connected = False
-        self.policy = PolicyClient(
-            services.policy.dial_addresses,
-            spec=group.meta,
-            client_id=client_id,
-            rpc=services.policy.rpc,
-            auth=services.policy.auth,
-            stats=latency,
-            replicas=replicas,
-            policy=group.policy if isinstance(group, AttachedGroup) else group.config.policy,
-        )
-        self.buffer = InsertClient(
-            buffer_address,
-            spec=group.meta,
-            writer_id=client_id,
-            tables=list(tables),
-            window_items=min(map(_window, tables.values())),
-            rpc=services.buffer.rpc,
-            auth=services.buffer.auth,
-            stats=latency,
-        )
-        self.steps = UnaskedSteps(self.buffer)
-        self.chunks: ChunkedActions | None = None
-        # What comes when must not matter in lockstep.
-        self._ahead = 0 if config.train.lockstep else services.env.chunk_ahead
-        self._info_keys = group.config.info_keys if isinstance(group, HostedGroup) else INFO_KEYS
-
-    async def run(self) -> None:
-        await self.connect()
-        if not self.control.stopping:
-            steps = self.steps if isinstance(self.group, AttachedGroup) else self.buffer
-            await self._act(self.group, steps)
-
-    async def run_round(self, one: Round, steps: int) -> None:
-        """Takes a round of lockstep, and returns when it is stored."""
-        await self._act(one, self.buffer, max_steps=steps, new_segment=True)
-        await self.buffer.flush()
-
-    async def connect(self) -> None:
-        """Opens the sessions. Safe to repeat."""
-        if self._is_connected:
-            return
-        with self.group.activity.told_by_sessions():
-            while not (self.quorum.reached or self.control.stopping):
-                await self.control.sleep(0.05)
-            await self._connected("policy", self.policy.start)
-            if isinstance(self.group, AttachedGroup):
-                # Rollouts wait for whoever writes: not for one that has not begun.
-                await self.group.came()
-            await self._connected("buffer", self.buffer.start)
-        self._is_connected = True
-
-    async def _act(self, env: EnvPort, buffer: BufferPort, **limits: Any) -> None:
-        space = self.group.meta.action_space
-        # A client with a control loop executes chunks by itself.
-        if isinstance(space, gym.Space) and not getattr(self.group, "wants_acks", False):
-            self.chunks = ChunkedActions(self.policy, buffer, space, ahead=self._ahead)
-        await run_actor(
-            env,
-            self.chunks or self.policy,
-            self.chunks or buffer,
-            info_keys=self._info_keys,
-            control=self.control,
-            stats=self.stats,
-            traces=self._traces,
-            **limits,
-        )
-        if self.chunks is not None:
-            await self.chunks.finish()
-
-    async def close(self) -> None:
-        await asyncio.gather(self.policy.close(), self.buffer.close())
-
-    async def _connected(self, who: str, start: Callable[[float], Awaitable[None]]) -> None:
-        """Opens a session, however long it takes for its server to be there."""
-        warned = False
-        while not self.control.stopping:
-            try:
-                await start(_CONNECT_S)
-            except (UnavailableError, AlreadyExistsError, DeadlineExceededError) as error:
-                if not warned:
-                    _LOG.warning("%s waits for the %s server: %s", self.group.env_id, who, error)
-                warned = True
-                await self.control.sleep(0.1)
-            else:
-                return
+        return sum(actor.stats.steps + actor.buffer.acked for actor in self._hosted)
 
 
 def _best(offsets: Iterable[ClockOffset]) -> ClockOffset | None:
@@ -468,19 +341,3 @@ def _best(offsets: Iterable[ClockOffset]) -> ClockOffset | None:
             best = offset
             least = math.inf if uncertainty is None else uncertainty
     return best
-
-
-def _window(buffer: BufferConfig) -> int:
-    """Returns how many items of one writer may be unacked.
-
-    While the buffer is full, the rows in them have been answered already, like the one before them,
-    which is acked but not complete, those that came with the last that there was room for, and the
-    one after them, which waits for the window. Together they must fit into one rollout, or some
-    would be older than `max_rollouts` versions in the end.
-    """
-    window = _WINDOW
-    if buffer.type != "ReplayBuffer":
-        room = buffer.rollout_length - 2
-        while window > 1 and window + items_per_message(window) - 1 > room:
-            window -= 1
-    return window
