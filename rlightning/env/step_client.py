@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,10 +21,12 @@ from rlightning.errors import (
     RemoteError,
     UnavailableError,
 )
+from rlightning.latency.ways import one_message_s
 from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvRet, PolicyResponse
+from rlightning.types.sent import Left
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import (
@@ -138,7 +141,8 @@ class StepClient:
             options: Its options; None: none.
 
         Returns:
-            The first observations; arrays are read-only.
+            The first observations; arrays are read-only. `corrected_latency` is since the server
+            sent them.
 
         Raises:
             CodecError: The options cannot be sent.
@@ -164,7 +168,7 @@ class StepClient:
                 others always do.
 
         Returns:
-            The next observations; arrays are read-only.
+            The next observations, as of `reset`.
 
         Raises:
             CodecError: The action cannot be sent.
@@ -255,10 +259,14 @@ class StepClient:
         if answer.HasField("error"):
             waiting.fail(from_error_status(answer.error, peer=self.address))
             return
+        sent_ns, heard_ns = reader.message.timing.sent_ns, self._session.heard_ns
+        left = partial(_left, sent_ns, heard_ns, *self._session.offset.bounds(heard_ns))
         try:
-            waiting.answer.set_result([read_env_ret(one, reader) for one in answer.env_rets])
+            env_rets = [read_env_ret(one, reader).mark_left(left) for one in answer.env_rets]
         except CodecError as error:
             waiting.fail(RemoteError(f"bad answer: {error}", peer=self.address))
+        else:
+            waiting.answer.set_result(env_rets)
 
     async def _watch(self) -> None:
         """Gives up what has waited too long, for its answer or for a connection."""
@@ -309,6 +317,15 @@ class _Waiting:
         """Ends the wait with an error."""
         if not self.answer.done():
             self.answer.set_exception(error)
+
+
+def _left(sent_ns: int, heard_ns: int, lower_ns: float, upper_ns: float) -> Left | None:
+    """Returns when an answer left the env server, whose clock is ahead by what lies in bounds."""
+    taken = one_message_s(heard_ns - sent_ns, -upper_ns, -lower_ns)
+    if taken is None:
+        return None
+    down_s, within_s = taken
+    return heard_ns - round(down_s * 1e9), round(within_s * 1e9)
 
 
 def _state_lost(address: str) -> PreconditionError:
