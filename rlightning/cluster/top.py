@@ -20,7 +20,8 @@ from rlightning.cluster.sight import Sight
 from rlightning.cluster.snapshot import Observer, Snapshot
 
 _UNDECIDED = frozenset({None, STARTING, RUNNING})
-_PLAIN_WIDTH = 120
+# Where no terminal has an edge, nothing is wrapped or cut.
+_PLAIN_WIDTH = 1000
 _ONCE_PATIENCE_S = 5.0
 _LIVE_PATIENCE_S = 2.0
 
@@ -43,7 +44,7 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
     """
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, _PLAIN_WIDTH)
+        console.width = _PLAIN_WIDTH
     shown: Snapshot | None = None
 
     async def follow() -> None:
@@ -54,12 +55,13 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
             async for shown in _looks(sight, once=once, interval_s=interval_s):
                 outcome = None if sight.run is None else outcome_of(sight.run)
                 title = "" if sight.run is None else _title(sight.run, outcome)
+                view = overview(shown, title=title, width=console.width)
                 if as_json:
                     typer.echo(json.dumps(shown.to_dict(), allow_nan=False))
                 elif screen is not None:
-                    screen.update(overview(shown, title=title), refresh=True)
+                    screen.update(view, refresh=True)
                 else:
-                    print_table(console, overview(shown, title=title))
+                    print_table(console, view, soft_wrap=not console.is_terminal)
                 if not console.is_terminal and _is_over(outcome, shown):
                     return
 
