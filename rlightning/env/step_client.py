@@ -21,12 +21,11 @@ from rlightning.errors import (
     RemoteError,
     UnavailableError,
 )
-from rlightning.latency.ways import one_message_s
+from rlightning.latency.ways import left_at
 from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvRet, PolicyResponse
-from rlightning.types.sent import Left
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import (
@@ -260,7 +259,7 @@ class StepClient:
             waiting.fail(from_error_status(answer.error, peer=self.address))
             return
         sent_ns, heard_ns = reader.message.timing.sent_ns, self._session.heard_ns
-        left = partial(_left, sent_ns, heard_ns, *self._session.offset.bounds(heard_ns))
+        left = partial(left_at, sent_ns, heard_ns, *self._session.offset.bounds(heard_ns))
         try:
             env_rets = [read_env_ret(one, reader).mark_left(left) for one in answer.env_rets]
         except CodecError as error:
@@ -317,15 +316,6 @@ class _Waiting:
         """Ends the wait with an error."""
         if not self.answer.done():
             self.answer.set_exception(error)
-
-
-def _left(sent_ns: int, heard_ns: int, lower_ns: float, upper_ns: float) -> Left | None:
-    """Returns when an answer left the env server, whose clock is ahead by what lies in bounds."""
-    taken = one_message_s(heard_ns - sent_ns, -upper_ns, -lower_ns)
-    if taken is None:
-        return None
-    down_s, within_s = taken
-    return heard_ns - round(down_s * 1e9), round(within_s * 1e9)
 
 
 def _state_lost(address: str) -> PreconditionError:

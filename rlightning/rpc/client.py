@@ -495,6 +495,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
 
     def _measure(self, stream: ClientStream, message: Any) -> None:
         timing = message.timing
+        stream.heard = timing.sent_ns, stream.heard_ns
         sent_ns = timing.echo_sent_ns
         if sent_ns:
             offset = self.offset
@@ -528,4 +529,6 @@ class SessionClient(Generic[RequestT, ResponseT]):
         request: Any = self.new_request()
         request.heartbeat.state = state
         request.heartbeat.busy_since_ns = self.activity.busy_since_ns
+        if self._stream is not None:  # so that the server learns of this clock, too
+            request.timing.echo_sent_ns, request.timing.received_ns = self._stream.heard
         return bytes(request.SerializeToString())

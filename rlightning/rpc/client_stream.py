@@ -29,6 +29,7 @@ class ClientStream:
         lease_s: After how much silence the server is taken for dead, in seconds.
         same_clock: Whether the server's machine is this one.
         heard_ns: When the server was last heard, by the monotonic clock.
+        heard: When the server sent its last message, by its clock, and when that was here.
         ready: Set once the welcome has been dealt with, or the stream is over.
         beaten: Set by an answer to a heartbeat, and when the stream is over.
         half_closed: This side has ended it in order.
@@ -42,6 +43,7 @@ class ClientStream:
         self.lease_s = 10.0
         self.same_clock = False
         self.heard_ns = time.monotonic_ns()
+        self.heard = (0, 0)
         self.ready = asyncio.Event()
         self.beaten = asyncio.Event()
         self.half_closed = False

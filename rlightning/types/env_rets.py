@@ -155,6 +155,13 @@ class EnvRet(Sent):
             )
         return count
 
+    def copy(self, **changes: Any) -> EnvRet:
+        """Returns a new EnvRet with the same values but for the fields given; not copied."""
+        other = replace(self, **changes)
+        if hasattr(self, "_left"):
+            other._left = self._left
+        return other
+
     def mark_env_sent(self) -> EnvRet:
         """Stamps this as sent now; returns itself."""
         self.ts_env_sent_ns = time.time_ns()
@@ -165,8 +172,7 @@ class EnvRet(Sent):
         """Returns the seconds since this was sent.
 
         By wall clocks, which two machines need not agree on: `corrected_latency` is the figure that
-        is right between machines, too. Of what a server gets, who sends it measures that: stages
-        `uplink` and `env_to_buffer`.
+        is right between machines, too.
 
         Args:
             now_ns: Unix time in nanoseconds; now if None.
@@ -200,10 +206,7 @@ class EnvRet(Sent):
 
     def _converted(self, convert: Callable[[Any], Any]) -> EnvRet:
         names = (*self.fields(), "_extra", "executed_action")
-        other = replace(self, **{name: convert(getattr(self, name)) for name in names})
-        if hasattr(self, "_left"):
-            other._left = self._left
-        return other
+        return self.copy(**{name: convert(getattr(self, name)) for name in names})
 
 
 class MultiAgentEnvRet(EnvRet):

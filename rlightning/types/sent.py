@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 # When something left, in ns of this process's monotonic clock, and how far that may be off.
 Left = tuple[int, int]
+WhenLeft = Callable[[], Left | None]
+"""Returns that if it is asked; None where it is not known."""
 
 
 class Sent:
@@ -22,12 +24,12 @@ class Sent:
 
     __slots__ = ()
 
-    _left: Left | Callable[[], Left | None]
+    _left: Left | WhenLeft
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__
 
-    def mark_left(self, left: Left | Callable[[], Left | None]) -> Self:
+    def mark_left(self, left: Left | WhenLeft) -> Self:
         """Notes when this left, as `corrected_latency` goes by; returns itself.
 
         Args:
@@ -40,7 +42,7 @@ class Sent:
     def corrected_latency(self, now_ns: int | None = None) -> tuple[float, float] | None:
         """Returns the seconds since this left, and how far they may be off.
 
-        By monotonic clocks: that of this process and, of what came from a server, that server's as
+        By monotonic clocks: that of this process and, of what came from another one, that one's as
         far as its offset is known.
 
         Args:
@@ -48,9 +50,9 @@ class Sent:
 
         Returns:
             Two numbers of seconds, the first at least 0.0; None while that is not known: of what
-            nobody has sent, of what a client sent to this process, of a copy that was pickled, and
-            while the server's clock is not known. So it is of a policy server's answer that was
-            asked for twice, or with `log.latency: false`.
+            nobody has sent, of a copy that was pickled, and while the clock of who sent it is not
+            known. So it is of a policy server's answer that was asked for twice, or with
+            `log.latency: false`.
         """
         left = getattr(self, "_left", None)
         if callable(left):
