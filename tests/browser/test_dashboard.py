@@ -73,6 +73,7 @@ def test_a_run_from_its_beginning_to_its_end_and_the_next_one(tmp_path):
                 "the return did not rise",
             )
             assert browser.text("#banner") == ""
+            assert browser.ask("document.title").startswith("cartpole/1 ")
             assert "steps/s" in browser.text("#charts figure:nth-child(1)")
             assert min(browser.ask(DRAWN)) > 500
             stages = [line.split()[0] for line in browser.text("#stages").splitlines()]
@@ -102,6 +103,7 @@ def test_a_run_from_its_beginning_to_its_end_and_the_next_one(tmp_path):
             os.kill(command.services()["policy_server"], signal.SIGKILL)
             shows("#node-policy", "down for")
             assert "The policy server at 127.0.0.1:" in browser.text("#banner")
+            assert browser.ask("document.title").startswith("(!) cartpole/1 ")
             again = command.wait_for(r"^  (\S.* -m rlightning\.services\.policy_server .*)$")[1]
             with subprocess.Popen(
                 shlex.split(again), cwd=tmp_path, stderr=subprocess.DEVNULL

@@ -101,6 +101,9 @@ function showBanner() {
   banner.dataset.kind = kind;
   banner.hidden = !text;
   setText(banner, text);
+  // Of a tab in the background, its title is all that people see.
+  const name = state && state.run ? `${state.run} – RLightning` : "RLightning";
+  document.title = text && kind === "bad" ? `(!) ${name}` : name;
 }
 
 function showFacts() {
@@ -320,7 +323,6 @@ function take(message) {
   if (points.length > KEPT) points = points.filter((_, i) => i % 2 === 0 || i > KEPT / 2);
   state = told.state;
   showStream("live", "live");
-  document.title = `${state.run ? `${state.run} – ` : ""}RLightning`;
   setText($("run"), state.run || "");
   setText($("version"), state.version ? `rlightning ${state.version}` : "");
   showBanner();
