@@ -39,16 +39,23 @@ _TROUBLE = {
     },
 }
 _STALE_S = 5.0
+# A narrower terminal has room for what changes only.
+_ROOMY_WIDTH = 100
 
 
-def overview(snapshot: Snapshot, *, title: str = "") -> RenderableType:
+def overview(snapshot: Snapshot, *, title: str = "", width: int = _ROOMY_WIDTH) -> RenderableType:
     """Returns services, progress, tables, latencies and what is wrong, one below the other.
 
     What was not measured is `-`.
+
+    Args:
+        snapshot: What to show.
+        title: What stands before its time.
+        width: Columns of the terminal; below 100, versions are left out.
     """
     parts: list[RenderableType] = [Text(f"{title}  {snapshot.time}".strip(), style="bold")]
     if snapshot.services:
-        parts += [_services(snapshot), Text()]
+        parts += [_services(snapshot, roomy=width >= _ROOMY_WIDTH), Text()]
     parts += [_progress(snapshot), Text()]
     tables = _tables(snapshot)
     if tables.row_count:
@@ -62,16 +69,24 @@ def overview(snapshot: Snapshot, *, title: str = "") -> RenderableType:
     return Group(*parts)
 
 
-def _services(snapshot: Snapshot) -> Table:
-    table = _table("service", "address", "state", "version")
-    for column in ("rtt", "sessions", "work", "queue"):
-        table.add_column(column, justify="left" if column == "work" else "right", no_wrap=True)
+def _services(snapshot: Snapshot, *, roomy: bool) -> Table:
+    table = _table()
+    # Where they do not fit, names and work take several lines: no state or figure is cut.
+    table.add_column("service", overflow="fold")
+    table.add_column("address", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    if roomy:
+        table.add_column("version", no_wrap=True)
+    table.add_column("rtt", justify="right", no_wrap=True)
+    table.add_column("sessions", justify="right", no_wrap=True)
+    table.add_column("work", overflow="fold")
+    table.add_column("queue", justify="right", no_wrap=True)
     for service in snapshot.services:
         table.add_row(
             service.name if service.name != service.address else service.role or "-",
             service.address,
             Text(service.state, style=_STYLES[service.state]),
-            service.library_version or "-",
+            *((service.library_version or "-",) if roomy else ()),
             "-" if service.rtt_s is None else duration(service.rtt_s),
             _sessions(service),
             _work(service),

@@ -50,12 +50,13 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
             async for shown in _looks(sight, once=once, interval_s=interval_s):
                 outcome = None if sight.run is None else outcome_of(sight.run)
                 title = "" if sight.run is None else _title(sight.run, outcome)
+                view = overview(shown, title=title, width=console.width)
                 if as_json:
                     typer.echo(json.dumps(shown.to_dict(), allow_nan=False))
                 elif screen is not None:
-                    screen.update(overview(shown, title=title), refresh=True)
+                    screen.update(view, refresh=True)
                 else:
-                    print_table(console, overview(shown, title=title))
+                    print_table(console, view, soft_wrap=not console.is_terminal)
                 if not console.is_terminal and _is_over(outcome, shown):
                     return
 

@@ -89,7 +89,8 @@ class AttachSessions(SessionHandler[pb.AttachRequest, pb.AttachResponse]):
         if attached.group.failure is not None:
             raise attached.group.failure
         attached.group.activity.state = CLIENT_STATE_RUNNING
-        await attached.group.take(reader, session.arrival, attached.base)
+        left = session.when_left(reader.message)
+        await attached.group.take(reader, session.arrival, attached.base, left)
 
     def on_state(self, session: Session) -> None:
         """Tells of a reset at the client to the servers that its group has sessions with."""

@@ -26,6 +26,7 @@ from rlightning.rpc.activity import Activity
 from rlightning.rpc.protocol import Arrival, stamp
 from rlightning.rpc.session import Session
 from rlightning.types import EnvRet, PolicyResponse
+from rlightning.types.sent import WhenLeft
 from rlightning.utils.config import DEFAULT_POLICY
 from rlightning.utils.conversions import map_leaves
 from rlightning.v1 import env_service_pb2 as pb
@@ -211,7 +212,13 @@ class AttachedGroup:
         """The last step that was taken; 0 before the first."""
         return self._seq or 0
 
-    async def take(self, reader: Reader[pb.AttachRequest], arrival: Arrival, base: int) -> None:
+    async def take(
+        self,
+        reader: Reader[pb.AttachRequest],
+        arrival: Arrival,
+        base: int,
+        left: WhenLeft | None = None,
+    ) -> None:
         """Takes the steps of a message; those that came before are answered again, or ignored.
 
         After `leave` it takes none, and says so to a client that wants acks.
@@ -220,6 +227,7 @@ class AttachedGroup:
             reader: The message.
             arrival: Its stamps.
             base: The last step that the client had sent when it came to this server.
+            left: Tells when it left the client; None: nobody knows.
 
         Raises:
             InvalidRequestError: A step is missing, or is not what the spec says.
@@ -240,6 +248,8 @@ class AttachedGroup:
             if step.dropped < 0:
                 raise InvalidRequestError(f"step {step.seq}: dropped: {step.dropped} is below 0")
             env_ret = read_env_ret(step.env_ret, reader)
+            if left is not None:
+                env_ret.mark_left(left)
             if self._cameras is not None:
                 await self._decode(step.seq, env_ret, self._cameras)
             self._checker.check(step.seq, env_ret)
@@ -357,8 +367,7 @@ class AttachedGroup:
 
     def _as_begun(self, env_ret: EnvRet) -> EnvRet:
         """Returns an observation without the outcome of the step before it."""
-        return replace(
-            env_ret,
+        return env_ret.copy(
             last_reward=map_leaves(np.zeros_like, env_ret.last_reward),
             last_terminated=map_leaves(np.zeros_like, env_ret.last_terminated),
             last_truncated=map_leaves(np.zeros_like, env_ret.last_truncated),

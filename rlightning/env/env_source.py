@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from rlightning.env.attach_sessions import AttachSessions
@@ -168,7 +167,7 @@ class EmbeddedEnvs:
     async def step(self, response: PolicyResponse) -> EnvRet:
         """Lets a client execute an answer."""
         # A copy: what the client needs to hear again after a cut is kept.
-        return replace(await self._group(response.env_id).step(response))
+        return (await self._group(response.env_id).step(response)).copy()
 
     async def command(self, command: EnvCommand) -> None:
         """Does nothing: clients take no commands."""

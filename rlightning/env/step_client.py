@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlightning.errors import (
     RemoteError,
     UnavailableError,
 )
+from rlightning.latency.ways import left_at
 from rlightning.rpc.channel import connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.status import from_error_status
@@ -138,7 +140,8 @@ class StepClient:
             options: Its options; None: none.
 
         Returns:
-            The first observations; arrays are read-only.
+            The first observations; arrays are read-only. `corrected_latency` is since the server
+            sent them.
 
         Raises:
             CodecError: The options cannot be sent.
@@ -164,7 +167,7 @@ class StepClient:
                 others always do.
 
         Returns:
-            The next observations; arrays are read-only.
+            The next observations, as of `reset`.
 
         Raises:
             CodecError: The action cannot be sent.
@@ -255,10 +258,14 @@ class StepClient:
         if answer.HasField("error"):
             waiting.fail(from_error_status(answer.error, peer=self.address))
             return
+        sent_ns, heard_ns = reader.message.timing.sent_ns, self._session.heard_ns
+        left = partial(left_at, sent_ns, heard_ns, *self._session.offset.bounds(heard_ns))
         try:
-            waiting.answer.set_result([read_env_ret(one, reader) for one in answer.env_rets])
+            env_rets = [read_env_ret(one, reader).mark_left(left) for one in answer.env_rets]
         except CodecError as error:
             waiting.fail(RemoteError(f"bad answer: {error}", peer=self.address))
+        else:
+            waiting.answer.set_result(env_rets)
 
     async def _watch(self) -> None:
         """Gives up what has waited too long, for its answer or for a connection."""

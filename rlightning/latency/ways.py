@@ -86,6 +86,28 @@ def one_message_s(apparent: float, lower: float, upper: float) -> tuple[float, f
     return None if math.isnan(taken) else (float(taken) * 1e-9, float(half) * 1e-9)
 
 
+def left_at(
+    sent_ns: int, received_ns: int, lower_ns: float, upper_ns: float
+) -> tuple[int, int] | None:
+    """Returns when a message left its sender, by this clock, and how far that may be off.
+
+    Args:
+        sent_ns: When it was sent, by the sender's clock.
+        received_ns: When it was here.
+        lower_ns: The least that the sender's clock may be ahead of this one; NaN while it is
+            unknown.
+        upper_ns: The most.
+
+    Returns:
+        Two numbers of nanoseconds; None while that is unknown.
+    """
+    taken = one_message_s(received_ns - sent_ns, -upper_ns, -lower_ns)
+    if taken is None:
+        return None
+    way_s, within_s = taken
+    return received_ns - round(way_s * 1e9), round(within_s * 1e9)
+
+
 def _one_message(apparent: Array, lower: Array, upper: Array) -> tuple[Array, Array]:
     """Returns the least and the most that it took: nothing arrives before it was sent."""
     return np.maximum(0.0, apparent - upper), apparent - lower

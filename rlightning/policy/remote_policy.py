@@ -40,6 +40,7 @@ from rlightning.rpc.replicas import Endpoint
 from rlightning.rpc.spec import shared_bytes
 from rlightning.rpc.status import from_error_status
 from rlightning.types import EnvMeta, EnvRet, Mode, PolicyResponse, Purpose
+from rlightning.types.sent import Left
 from rlightning.utils.config import DEFAULT_POLICY, ClientAuthConfig, RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.v1.session_pb2 import Stages, Timing
@@ -597,7 +598,7 @@ class _Ask:
     heard_ns: int = 0
 
 
-def _left(seq: int, stamps: tuple[Any, ...]) -> tuple[int, int] | None:
+def _left(seq: int, stamps: tuple[Any, ...]) -> Left | None:
     """Returns when an answer left the policy server, and how far that may be off, in ns."""
     times = ActTimes.of(seq, ActStamps(*stamps))
     if times.ways is None:

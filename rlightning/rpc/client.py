@@ -502,4 +502,6 @@ class SessionClient(Generic[RequestT, ResponseT]):
         request: Any = self.new_request()
         request.heartbeat.state = self.activity.state if state is None else state
         request.heartbeat.busy_since_ns = self.activity.busy_since_ns
+        if self._stream is not None:  # so that the server learns of this clock, too
+            request.timing.echo_sent_ns, request.timing.received_ns = self._stream.heard
         return bytes(request.SerializeToString())

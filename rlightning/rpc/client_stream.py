@@ -32,6 +32,7 @@ class ClientStream:
         lease_s: After how much silence the server is taken for dead, in seconds.
         same_clock: Whether the server's machine is this one.
         heard_ns: When the server was last heard, by the monotonic clock.
+        heard: When the server sent its last message, by its clock, and when that was here.
         ready: Set once the welcome has been dealt with, or the stream is over.
         beaten: Set by an answer to a heartbeat, and when the stream is over.
         half_closed: This side has ended it in order.
@@ -46,6 +47,7 @@ class ClientStream:
         self.lease_s = 10.0
         self.same_clock = False
         self.heard_ns = time.monotonic_ns()
+        self.heard = (0, 0)
         self.ready = asyncio.Event()
         self.beaten = asyncio.Event()
         self.half_closed = False
@@ -100,6 +102,7 @@ class ClientStream:
             offset: That clock against this one.
             encoded: Stamp of a request, and when it left if that was later.
         """
+        self.heard = timing.sent_ns, self.heard_ns
         sent_ns = timing.echo_sent_ns
         if sent_ns:
             if timing.clock_id != offset.clock_id or self.same_clock != offset.same_clock:

@@ -38,7 +38,7 @@ from rlightning.rpc.trace_context import trace_of, use_trace
 from rlightning.utils.config.rpc import RpcConfig
 from rlightning.utils.log_fields import add_log_fields
 from rlightning.v1 import space_pb2
-from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Heartbeat, Hello
+from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING, Heartbeat, Hello, Timing
 from rlightning.wire import Limits, Reader, Writer, fill_env_meta, read_env_meta
 from rlightning.wire.shared import open_shared
 
@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 _AFTERMATH_S = 1.0
 # Twice what the spec of a hello may take (`Limits.max_kept_bytes`).
 _MAX_HELLO_BYTES = 8 * 2**20
+_MAX_CLOCK_ID = 64
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -209,6 +210,7 @@ class _Conversation:
             session.arrival = arrival_of(message, stream.heard_ns)
             body = message.WhichOneof("body")
             if body == "heartbeat":
+                _learn_clock(session, message.timing)
                 await self._answer_heartbeat(session, message.heartbeat, session.arrival)
                 continue
             if body is None or body == "hello":
@@ -267,6 +269,8 @@ class _Conversation:
         await self._registry.wait_previous(stream)
         session.spec = spec
         session.peer = stream.context.peer()
+        same_clock = bool(hello.boot_id) and hello.boot_id == boot_id()
+        _meet_clock(session, reader.message.timing.clock_id, same_clock=same_clock)
         trace = trace_of(stream.context.invocation_metadata())
         if trace is not None:
             use_trace(trace)
@@ -348,6 +352,21 @@ class _Conversation:
         stamp(response, arrival)
         if not await self._stream.write(response.SerializeToString()):
             raise UnavailableError("the stream broke")
+
+
+def _meet_clock(session: Session, clock_id: str, *, same_clock: bool) -> None:
+    """Names a client's clock; a name that is none is not kept."""
+    if len(clock_id) <= _MAX_CLOCK_ID:
+        session.offset.set_peer(clock_id, same_clock=same_clock)
+
+
+def _learn_clock(session: Session, timing: Timing) -> None:
+    """Learns of a client's clock from a heartbeat, which echoes a message of this server."""
+    offset, received_ns = session.offset, session.arrival.received_ns
+    if timing.clock_id != offset.clock_id:  # it has slept
+        _meet_clock(session, timing.clock_id, same_clock=offset.same_clock)
+    if timing.echo_sent_ns and timing.clock_id == offset.clock_id:
+        offset.update(timing.echo_sent_ns, timing.received_ns, timing.sent_ns, received_ns)
 
 
 def _is_of_this_host(peer: str) -> bool:

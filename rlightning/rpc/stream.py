@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from google.protobuf.message import Message
 
 from rlightning.errors import ResourceExhaustedError, UnavailableError
+from rlightning.latency import ClockOffset
+from rlightning.latency.ways import left_at
 from rlightning.rpc import status
 from rlightning.rpc.handlers import Context
 from rlightning.rpc.protocol import Arrival, stamp
 from rlightning.types import EnvMeta
+from rlightning.types.sent import WhenLeft
 from rlightning.utils.config.rpc import RpcConfig
 
 if TYPE_CHECKING:
@@ -144,6 +149,7 @@ class Session:
         state: The service's own; kept while the session lives.
         peer: Address of the client.
         arrival: Stamps of the message that `on_message` is given.
+        offset: The client's clock against this one, as far as its heartbeats tell.
         seq: Number of the last one that had one; 0 before.
         client_state: What the client said it does, a `ClientState`.
         rpc: Limits and times of the server.
@@ -168,6 +174,7 @@ class Session:
         self.state: Any = None
         self.peer = ""
         self.arrival = Arrival(0, 0, 0)
+        self.offset = ClockOffset()
         self.seq = 0
         self.client_state = 0
         self.busy_since_ns = 0
@@ -193,6 +200,17 @@ class Session:
     def connected(self) -> bool:
         """Whether the client can be sent to right now."""
         return self._writable is not None
+
+    def when_left(self, message: Any) -> WhenLeft:
+        """Returns what tells when the message at hand left the client, as `mark_left` takes it.
+
+        Args:
+            message: That whose stamps `arrival` holds.
+        """
+        sent_ns, received_ns, _ = self.arrival
+        known = message.timing.clock_id == self.offset.clock_id
+        bounds = self.offset.bounds(received_ns) if known else (math.nan, math.nan)
+        return partial(left_at, sent_ns, received_ns, *bounds)
 
     async def send(self, message: Message | bytes, *, answers: Arrival | None = None) -> bool:
         """Sends one message on the session's current stream.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rlightning.types.sent import Sent, sent_latency
 from rlightning.utils.conversions import to_device, to_numpy
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ActionSource(IntEnum):
 
 
 @dataclass
-class EnvRet:
+class EnvRet(Sent):
     """An observation, with the reward and flags of the step before it.
 
     One env gives numbers and flags; a group of rows gives arrays whose leading dimension is the
@@ -44,6 +45,8 @@ class EnvRet:
     `info` holds `final_rows` (their positions, ascending, int32 [k]), `final_observation` (leaves
     [k, ...]) and, if the env gave any, `final_info`; none of them is there when no row ended.
     """
+
+    __slots__ = ("__dict__", "__weakref__", "_left")
 
     env_id: str
     """Id of the env, or of its group of rows."""
@@ -78,14 +81,18 @@ class EnvRet:
     """The episode of each row's observation, unique within its writer: int64 [rows]."""
     step: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
     """The step of that episode for each row, 0 at the reset: int64 [rows]."""
-    left_ns: int = field(default=0, kw_only=True, compare=False, repr=False)
-    """When `mark_env_sent` was called in this process, by its monotonic clock; 0 if it was not."""
     rows: npt.NDArray[np.int32] | None = field(default=None, kw_only=True)
     """Which rows of the group these are, ascending: int32 [k]; None: all."""
 
     # Defined here, so that the dataclass decorator keeps it although the class compares by value.
     def __hash__(self) -> int:
         return hash(self.env_id)
+
+    @property
+    def left_ns(self) -> int:
+        """When `mark_env_sent` was called here, by the monotonic clock; 0 if it was not."""
+        left = getattr(self, "_left", None)
+        return left[0] if isinstance(left, tuple) else 0
 
     @property
     def last_info(self) -> dict[str, Any]:
@@ -148,17 +155,24 @@ class EnvRet:
             )
         return count
 
+    def copy(self, **changes: Any) -> EnvRet:
+        """Returns a new EnvRet with the same values but for the fields given; not copied."""
+        other = replace(self, **changes)
+        if hasattr(self, "_left"):
+            other._left = self._left
+        return other
+
     def mark_env_sent(self) -> EnvRet:
         """Stamps this as sent now; returns itself."""
         self.ts_env_sent_ns = time.time_ns()
-        self.left_ns = time.monotonic_ns()
+        self._left = time.monotonic_ns(), 0
         return self
 
     def compute_sent_latency(self, now_ns: int | None = None) -> float:
-        """Returns the seconds since this was sent, by wall clocks that need not agree.
+        """Returns the seconds since this was sent.
 
-        What is right between machines, too, is measured by who sends it, and shown with how far it
-        may be off: as stage `uplink` on its way to a policy server, and as `env_to_buffer`.
+        By wall clocks, which two machines need not agree on: `corrected_latency` is the figure that
+        is right between machines, too.
 
         Args:
             now_ns: Unix time in nanoseconds; now if None.
@@ -192,7 +206,7 @@ class EnvRet:
 
     def _converted(self, convert: Callable[[Any], Any]) -> EnvRet:
         names = (*self.fields(), "_extra", "executed_action")
-        return replace(self, **{name: convert(getattr(self, name)) for name in names})
+        return self.copy(**{name: convert(getattr(self, name)) for name in names})
 
 
 class MultiAgentEnvRet(EnvRet):
@@ -207,16 +221,6 @@ class MultiAgentEnvRet(EnvRet):
 _NOT_DATA = frozenset(
     {"env_id", "ts_env_sent_ns", "_extra"} | {item.name for item in fields(EnvRet) if item.kw_only}
 )
-
-
-def sent_latency(sent_ns: Any, now_ns: int | None) -> float:
-    """Returns seconds from a stamp to `now_ns` (now if None), at least 0.0; 0.0 if no number."""
-    try:
-        sent = int(sent_ns)
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
-    now = time.time_ns() if now_ns is None else now_ns
-    return max(0.0, (now - sent) / 1e9)
 
 
 def _leading_dimension(data: Any) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from rlightning.types.env_rets import sent_latency
+from rlightning.types.sent import Sent, sent_latency
 from rlightning.utils.conversions import to_device, to_numpy
 
 if TYPE_CHECKING:
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 # Attributes that say whose answer this is and when it was made; all others are outputs.
 _NOT_DATA = frozenset({"env_id", "ts_policy_sent_ns", "policy_version", "seq"})
-# When something left, in ns of this process's monotonic clock, and how far that may be off.
-Left = tuple[int, int]
 
 
-class PolicyResponse(SimpleNamespace):
+class PolicyResponse(Sent, SimpleNamespace):
     """The action for one env or group of rows, and what the policy adds to it.
 
     Args:
@@ -44,11 +42,9 @@ class PolicyResponse(SimpleNamespace):
         ts_policy_sent_ns: When this left the policy; absent before `mark_policy_sent`.
     """
 
-    # Beside the attributes, since it means nothing to another process.
     __slots__ = ("__weakref__", "_left")
 
     env_id: str
-    _left: Left | Callable[[], Left | None]
 
     def __init__(self, env_id: str, **data: Any) -> None:
         super().__init__(**data)
@@ -56,7 +52,7 @@ class PolicyResponse(SimpleNamespace):
 
     # SimpleNamespace would call the class without its required argument to copy it.
     def __reduce__(self) -> tuple[Any, ...]:
-        return copyreg.__newobj__, (type(self),), self.__dict__  # type: ignore[attr-defined]
+        return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
 
     @staticmethod
     def make_example(
@@ -94,16 +90,6 @@ class PolicyResponse(SimpleNamespace):
         self._left = time.monotonic_ns(), 0
         return self
 
-    def mark_left(self, left: Left | Callable[[], Left | None]) -> Self:
-        """Notes when this left the policy, as `corrected_latency` goes by; returns itself.
-
-        Args:
-            left: When, in nanoseconds of this process's monotonic clock, and how far that may be
-                off; or what returns them if it is asked, None where that is not known.
-        """
-        self._left = left
-        return self
-
     def compute_sent_latency(self, now_ns: int | None = None) -> float:
         """Returns the seconds since `ts_env_sent_ns` if that is set, else since this was sent.
 
@@ -119,29 +105,6 @@ class PolicyResponse(SimpleNamespace):
         stamps = self.__dict__
         sent_ns = stamps.get("ts_env_sent_ns")
         return sent_latency(stamps.get("ts_policy_sent_ns") if sent_ns is None else sent_ns, now_ns)
-
-    def corrected_latency(self, now_ns: int | None = None) -> tuple[float, float] | None:
-        """Returns the seconds since this left the policy, and how far they may be off.
-
-        By monotonic clocks: that of this process, and that of a policy server as far as its offset
-        is known.
-
-        Args:
-            now_ns: Monotonic time in nanoseconds; now if None.
-
-        Returns:
-            Two numbers of seconds, the first at least 0.0; None while that is not known: of what no
-            policy has sent, of a copy that was pickled, and of a policy server's answer while its
-            clock is not known, if it was asked twice, or with `log.latency: false`.
-        """
-        left = getattr(self, "_left", None)
-        if callable(left):
-            left = left()
-        if left is None:
-            return None
-        left_ns, within_ns = left
-        elapsed_ns = (time.monotonic_ns() if now_ns is None else now_ns) - left_ns
-        return max(0, elapsed_ns) * 1e-9, within_ns * 1e-9
 
     def numpy(self) -> Self:
         """Makes numpy arrays of the tensors here; returns itself."""

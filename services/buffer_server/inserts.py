@@ -337,7 +337,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         if seq != expected:
             await self._out_of_turn(writer, session, seq, expected)
             return
-        message = self._read(writer, reader, session.arrival)
+        message = self._read(writer, reader, session)
         if writer.waiting or not self._store(writer, message):
             self._keep(writer, message)
         while (
@@ -386,9 +386,9 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         names = [table.name for table in message.tables]
         return names, writer.writer_id, writer.env_id, writer.next_seq
 
-    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], arrival: Arrival) -> _Message:
-        name = reader.message.insert.table
-        message = _Message(writer.tables, [], None, bytes(reader.data), arrival, reader.nbytes)
+    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], session: Session) -> _Message:
+        name, data = reader.message.insert.table, bytes(reader.data)
+        message = _Message(writer.tables, [], None, data, session.arrival, reader.nbytes)
         try:
             if name:
                 table = self._tables.named(name)
@@ -401,6 +401,10 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             # Rows wait for the steps that complete them, long after their ack.
             reader.copies_shared = True
             message.items = items_of(writer.env_id, reader)
+            left = session.when_left(reader.message)
+            for item in message.items:
+                if item.env_ret is not None:
+                    item.env_ret.mark_left(left)
             message.nbytes = reader.nbytes + _VALUE_BYTES * reader.used()[0]
         except (CodecError, NotFoundError, InvalidRowError) as error:
             message.refusal = error

@@ -22,7 +22,6 @@ from rlightning.errors import (
     ResourceExhaustedError,
 )
 from rlightning.latency import LatencyStats
-from rlightning.latency.histogram import EDGES_S
 from rlightning.rpc.activity import describe_sessions
 from rlightning.rpc.handlers import Context, Handler, unary_stream, unary_unary
 from rlightning.rpc.health import Health
@@ -274,9 +273,7 @@ class BufferService:
                 ("sampled_total", "Transitions handed to learners.", table.sampled_total),
             ):
                 metrics.counter(f"buffer_{total}", text, value, table=name)
-        if (writes := self._store.journal_writes) is not None:
-            text = "How long writing the journal took, syncing included."
-            metrics.histogram("journal_write_seconds", text, EDGES_S, writes.classic())
+        self._store.measure(metrics)
         waiting = self._insert.waiting
         metrics.gauge("queue_depth", "What waits, by queue.", waiting, queue="inserts")
         counts = self._insert.counts

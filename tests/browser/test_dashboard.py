@@ -27,6 +27,7 @@ DRAWN = (
 )
 
 
+TOPOLOGY = "getComputedStyle(document.getElementById('topology'))"
 # A stage between two clocks, whatever the machine: the learner knows that of a server by its calls.
 BETWEEN_CLOCKS = '#stages tr[data-stage="learner.first_use"]'
 
@@ -72,6 +73,7 @@ def test_a_run_from_its_beginning_to_its_end_and_the_next_one(tmp_path):
                 "the return did not rise",
             )
             assert browser.text("#banner") == ""
+            assert browser.ask("document.title").startswith("cartpole/1 ")
             assert "steps/s" in browser.text("#charts figure:nth-child(1)")
             assert min(browser.ask(DRAWN)) > 500
             stages = [line.split()[0] for line in browser.text("#stages").splitlines()]
@@ -101,6 +103,7 @@ def test_a_run_from_its_beginning_to_its_end_and_the_next_one(tmp_path):
             os.kill(command.services()["policy_server"], signal.SIGKILL)
             shows("#node-policy", "down for")
             assert "The policy server at 127.0.0.1:" in browser.text("#banner")
+            assert browser.ask("document.title").startswith("(!) cartpole/1 ")
             again = command.wait_for(r"^  (\S.* -m rlightning\.services\.policy_server .*)$")[1]
             with subprocess.Popen(
                 shlex.split(again), cwd=tmp_path, stderr=subprocess.DEVNULL
@@ -120,6 +123,8 @@ def test_a_run_from_its_beginning_to_its_end_and_the_next_one(tmp_path):
         # The run ends, and another one begins under the same address.
         shows("#banner", "This was stopped. The dashboard does not answer. This is the state of")
         assert browser.text("#stream") == "no connection"
+        # Nothing there looks as if it were well now.
+        assert browser.ask(f"{TOPOLOGY}.filter") == "grayscale(1)"
         assert min(browser.ask(DRAWN)) > 500
         with Dashboard(address, run=tmp_path, name="other/1", report=str) as dashboard:
             dashboard.watch([])
@@ -127,5 +132,9 @@ def test_a_run_from_its_beginning_to_its_end_and_the_next_one(tmp_path):
             assert browser.text("#stream") == "live"
             assert browser.text("#banner") == ""
             assert browser.ask("points.length") < 10
+            assert browser.ask(f"{TOPOLOGY}.filter") == "none"
+            for role in ("env", "policy", "buffer", "learner"):
+                assert "none is known" in browser.text(f"#node-{role}")
+            assert browser.text("#stages") == "Nothing was measured in the last minute."
     for picture in ("dashboard.png", "dashboard-phone.png"):
         assert 10_000 < (PICTURES / picture).stat().st_size < 200_000

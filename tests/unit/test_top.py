@@ -182,7 +182,7 @@ def test_a_config_without_ports_and_runs_says_what_to_do(tmp_path):
 
 def text_of(snapshot, width=120):
     console = Console(file=io.StringIO(), width=width)
-    console.print(overview(snapshot, title="cart/1"))
+    console.print(overview(snapshot, title="cart/1", width=width))
     return console.file.getvalue()
 
 
@@ -234,6 +234,57 @@ def test_the_view_shows_what_is_known_and_what_is_wrong():
     ):
         assert shown in text
     assert "- steps/s" in text  # what was not measured
+
+
+def wide_snapshot():
+    work = {"rates": {"rows": 4043.0, "batches": 114.0}, "gauges": {"queue_rows": 12345}}
+    there = {"role": "policy", "state": "SERVING", "library_version": "0.1.0", "rtt_s": 0.00567}
+    ages = {"count": 9, "p50": 1.0, "p90": 2.0, "p99": 1234.0}
+    return Snapshot(
+        "now",
+        [
+            ServiceView("policy", "policy-server-0.example.internal:33667", **there, **work),
+            ServiceView("env", "h:3", role="env", state="NOT_SERVING", error="no luck " * 150),
+        ],
+        learner={"outcome": "running", "age_s": 60.0, "staleness_versions": ages},
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_state_or_figure_is_cut_on_a_narrow_terminal(width):
+    text = text_of(wide_snapshot(), width)
+    for shown in (
+        "SERVING",
+        "NOT_SERVING",
+        "5.67 ms",
+        "4,043",
+        "batches/s",
+        "12,345 rows",
+    ):
+        assert shown in text
+    assert ("0.1.0" in text) is (width == 100)
+    assert "\u2026" not in text
+
+
+def test_without_a_terminal_nothing_is_wrapped(tmp_path, monkeypatch, capsys):
+    """Before, a word of the learner's line could stand alone on the next one."""
+
+    async def looks(sight, **kwargs):
+        yield wide_snapshot()
+
+    monkeypatch.setattr("rlightning.cluster.top._looks", looks)
+    monkeypatch.setenv("COLUMNS", "40")
+    _, run = make_run(tmp_path, **dict.fromkeys(ADDRESSES, "127.0.0.1:1"))
+    top(find_sight([str(run.path)]), once=True, as_json=False, interval_s=0.001)
+    lines = capsys.readouterr().out.splitlines()
+    _, _, policy, *_ = lines
+    assert "policy-server-0.example.internal:33667" in policy
+    assert "4,043 rows/s  114 batches/s  12,345 rows" in policy
+    (learner,) = (line for line in lines if line.startswith("learner"))
+    assert "told 60 s ago" in learner
+    assert "p50 / p90 / p99 1 / 2 / 1,234" in learner
+    (error,) = (line for line in lines if "no luck" in line)
+    assert error.count("no luck") == 150
 
 
 @pytest.mark.parametrize("count", [0, 3])

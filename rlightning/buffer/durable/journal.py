@@ -19,6 +19,7 @@ import contextlib
 import mmap
 import os
 import struct
+import time
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -103,6 +104,8 @@ class Journal:
 
     Attributes:
         end: Position after the last record that was written.
+        synced_s: How long the disk took to confirm what `write` wrote last; None if it was not
+            asked.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class Journal:
         fresh: bool = False,
     ) -> None:
         self.end = end
+        self.synced_s: float | None = None
         self._folder = folder
         self._power = power
         self._fd = -1
@@ -160,7 +164,9 @@ class Journal:
             position = entry.end
         self._flush(parts, begun)
         if self._power:
+            begun_s = time.monotonic()
             sync(self._fd)
+            self.synced_s = time.monotonic() - begun_s
             failpoint("journal.synced")
         self.end = position
 

@@ -36,6 +36,7 @@ class Log:
         end: Position after the last record appended.
         failure: Why nothing can be written now; None while it can.
         writes: How long writing took, each time, what the durability asks of the disk included.
+        syncs: How long the disk took to confirm it, each time that it was asked.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Log:
         self.end = journal.end
         self.failure: OSError | None = None
         self.writes = SlidingHistogram()
+        self.syncs = SlidingHistogram()
         self._journal = journal
         self._on_full = on_full
         self._on_lost = on_lost
@@ -114,6 +116,8 @@ class Log:
                     continue
                 self._set_failure(None)
                 self.writes.record(time.monotonic() - begun)
+                if self._journal.synced_s is not None:
+                    self.syncs.record(self._journal.synced_s)
                 for _ in batch:
                     self._pending.popleft()
                 self._settled = batch[-1].end

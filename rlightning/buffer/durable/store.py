@@ -21,7 +21,8 @@ from rlightning.buffer.durable.recovery import Discard, Recovery, WriterMark
 from rlightning.buffer.durable.tables import TableJournal, dump_table, saved_config
 from rlightning.buffer.pipeline import Item
 from rlightning.errors import PreconditionError, ResourceExhaustedError
-from rlightning.latency import SlidingHistogram
+from rlightning.latency.histogram import EDGES_S
+from rlightning.rpc.metrics import Metrics
 from rlightning.rpc.status import DISK_FULL, NO_DATA_DIR
 from rlightning.utils.config import BufferConfig
 from rlightning.utils.failpoints import failpoint
@@ -296,10 +297,14 @@ class DurableStore:
             for storage in table.buffer.storages.values()
         )
 
-    @property
-    def journal_writes(self) -> SlidingHistogram | None:
-        """How long writing the journal took, each time; None without one."""
-        return None if self._log is None else self._log.writes
+    def measure(self, metrics: Metrics) -> None:
+        """Adds the metrics of now: of the journal, if there is one."""
+        if self._log is None:
+            return
+        text = "How long writing the journal took, syncing included."
+        metrics.histogram("journal_write_seconds", text, EDGES_S, self._log.writes.classic())
+        text = "How long the disk took to confirm it (durability: power)."
+        metrics.histogram("wal_fsync_seconds", text, EDGES_S, self._log.syncs.classic())
 
     def stats(self) -> dict[str, Any]:
         """Returns figures about it, for people."""

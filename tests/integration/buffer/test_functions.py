@@ -38,6 +38,8 @@ def clipped(reward: Any) -> Any:
 
 
 def renamed(data: Any, env_ret: Any, observe: Any, score: Any) -> Any:
+    taken_s, within_s = env_ret.corrected_latency()  # since it was sent to the server
+    assert (0 <= taken_s < 60, within_s) == (True, 0.0)  # one machine, one clock
     return default_env_ret_preprocess_fn(data, env_ret, observe, score)
 
 

@@ -21,6 +21,7 @@ from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.durable.tables import dump_table, load_table
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.utils import container, frozen, observations, pool
+from rlightning.rpc.metrics import Metrics
 from rlightning.services.buffer_server.inserts import InsertHandler
 from rlightning.testing import FaultProxy, assert_eventually
 from rlightning.utils.config import BufferConfig
@@ -133,6 +134,16 @@ async def test_what_several_writers_wait_for_reaches_the_disk_together(tmp_path:
             syncs = passed("journal.synced")
         assert [writer.acked for writer in writers] == [31] * 4
         assert 1 <= syncs < counts.messages_total / 2
+        metrics = Metrics()
+        buffers.service.measure(metrics)
+        counted = {
+            sample.name: sample.value for one in metrics.families() for sample in one.samples
+        }
+        assert counted["rlightning_wal_fsync_seconds_count"] >= syncs
+        assert counted["rlightning_wal_fsync_seconds_sum"] > 0
+        for what in ("sum", "count"):
+            within = counted[f"rlightning_journal_write_seconds_{what}"]
+            assert counted[f"rlightning_wal_fsync_seconds_{what}"] <= within
 
 
 async def is_of_one_moment(folder: Path) -> bool:

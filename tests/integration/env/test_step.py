@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
@@ -287,6 +289,30 @@ async def test_where_actors_step_a_driver_hears_which_key_to_set():
         with pytest.raises(PreconditionError, match="reset it before the first step"):
             await client.step(PolicyResponse("count-0-0", action=np.zeros((1, 3), np.int64)))
         await Walker(client, "count-0-0").walk(5)
+        await check_when_it_left(client, "count-0-0")
+
+
+async def check_when_it_left(client, env_id):
+    """What an env server sends says when it left, as far as its clock is known."""
+    begun_ns = time.monotonic_ns()
+    env_ret = await client.reset(env_id)
+    env_ret.ts_env_sent_ns = 2**62  # a wall clock that is far ahead
+    taken_s, within_s = env_ret.corrected_latency()
+    assert within_s == 0.0  # both read one clock
+    assert 0 < taken_s < (time.monotonic_ns() - begun_ns) * 1e-9
+    offset = client._session.offset
+    for lower_ns, upper_ns in ((-(10**9), 10**9), (math.nan, math.nan)):
+        offset.bounds = lambda now_ns, bounds=(lower_ns, upper_ns): bounds
+        begun_ns = time.monotonic_ns()
+        left = (await client.step(answer_to(env_ret))).corrected_latency()
+        past_s = (time.monotonic_ns() - begun_ns) * 1e-9
+        if math.isnan(lower_ns):
+            assert left is None
+        else:
+            assert left is not None
+            assert 0.5 <= left[1] <= 1.0  # nothing arrives before it was sent
+            assert left[0] - left[1] <= past_s
+    del offset.bounds
 
 
 async def test_who_drives_an_env_keeps_it_until_the_lease_ends():

@@ -135,6 +135,7 @@ SERVICES = {
         *("rlightning_buffer_items", "rlightning_buffer_capacity", "rlightning_insert"),
         *("rlightning_insert_duplicate", "rlightning_queue_depth", "rlightning_buffer_rows"),
         *("rlightning_buffer_bytes", "rlightning_journal_write_seconds"),
+        "rlightning_wal_fsync_seconds",
     },
 }
 CALLS = {

@@ -422,6 +422,53 @@ async def test_heartbeats_keep_an_idle_session_and_tell_what_the_client_does():
         assert client.session.epoch == 1
 
 
+async def test_a_server_learns_of_the_clock_of_a_client_on_another_machine(monkeypatch):
+    async with running() as (service, server):
+        async with connected(server.address) as client:
+            assert service.handler.opened[0].offset.estimate() == (0, 0)  # one machine
+        monkeypatch.setattr("rlightning.rpc.client.boot_id", lambda: "elsewhere")
+        async with connected(server.address) as client:
+            offset = service.handler.opened[1].offset
+            await assert_eventually(lambda: offset.estimate() is not None)
+            offset_ns, within_ns = offset.estimate()
+            assert abs(offset_ns) <= within_ns
+            assert within_ns > 0
+            assert offset.clock_id == client.session.offset.clock_id  # both of this process
+
+
+async def test_when_a_message_left_is_known_by_the_clock_that_heartbeats_tell_of():
+    ahead_ns = 3600 * 10**9
+    async with running() as (service, server), raw_call(server.address) as call:
+        request = pb.ActRequest.FromString(hello())
+        for number in range(4):
+            request.timing.clock_id = "theirs"
+            request.timing.sent_ns = time.monotonic_ns() + ahead_ns
+            await call.write(request.SerializeToString())
+            answer = pb.ActResponse.FromString(await call.read())
+            heard_ns = time.monotonic_ns() + ahead_ns
+            (session,) = service.handler.opened
+            left = session.when_left(request)()
+            assert (left is None) is (number == 0)  # the hello, which echoes nothing
+            request = pb.ActRequest()
+            request.heartbeat.SetInParent()
+            request.timing.echo_sent_ns = answer.timing.sent_ns
+            request.timing.received_ns = heard_ns
+        offset_ns, within_ns = session.offset.estimate()
+        assert abs(offset_ns - ahead_ns) <= within_ns < 60 * 10**9
+        sent_ns = session.arrival.sent_ns - ahead_ns
+        request.timing.clock_id = "theirs"
+        left_ns, within_ns = session.when_left(request)()
+        assert abs(left_ns - sent_ns) <= within_ns + 1
+        assert left_ns <= session.arrival.received_ns
+        request.timing.clock_id = "another"  # its machine has slept
+        assert session.when_left(request)() is None
+        request.timing.clock_id = "x" * 10**6  # no name of a clock: it is not kept
+        await call.write(request.SerializeToString())
+        await call.read()
+        assert session.offset.clock_id == "theirs"
+        assert session.when_left(request)() is None
+
+
 async def test_a_cancelled_send_leaves_a_session_that_works():
     async with (
         running() as (_, server),

@@ -48,6 +48,17 @@ def test_what_is_written_is_read_across_segments(tmp_path: Path, power: bool) ->
     assert read(tmp_path, records[30].position) == payloads(50)[30:]
 
 
+@pytest.mark.parametrize("power", [False, True])
+def test_it_tells_how_long_the_disk_took_where_the_disk_was_asked(
+    tmp_path: Path, power: bool
+) -> None:
+    written = Journal(tmp_path, 0, power=power)
+    assert written.synced_s is None
+    written.write([Entry(0, 1, [b"one"])])
+    assert (written.synced_s is not None) is power
+    written.close()
+
+
 def test_a_record_may_be_larger_than_a_segment(tmp_path: Path) -> None:
     large = [b"a" * 10, b"b" * 5000, b"c" * 10]
     write(tmp_path, large)

@@ -5,6 +5,7 @@ import statistics
 import pytest
 
 from rlightning.latency import ClockOffset, Offset, boot_id, clock, clock_id
+from rlightning.latency.ways import left_at
 from tests.unit.latency.peers import SECOND, Peer
 
 MS = 10**6
@@ -208,6 +209,31 @@ def test_offsets_compose_with_their_uncertainties_added():
     policy, buffer = Offset(5_000, 10), Offset(-3_000, 20)
     assert policy.then(buffer) == (2_000, 30)
     assert policy.inverse().then(buffer) == (-8_000, 30)
+
+
+@pytest.mark.parametrize("drift_ppm", [-100, 100])
+@pytest.mark.parametrize("jitter_s", [0.00002, 0.02])
+@pytest.mark.parametrize(("up_s", "down_s"), [(0.0001, 0.0001), (0.04, 0.0001), (0.0001, 0.04)])
+def test_heartbeats_that_come_seconds_after_what_they_echo_tell_a_server_of_a_clock(
+    drift_ppm, jitter_s, up_s, down_s
+):
+    """What a client hears, it echoes with its next heartbeat; what it sends meanwhile is measured."""
+    offset = ClockOffset()
+    offset.set_peer("client")
+    client, now, right = Peer(3600.0, drift_ppm, jitter_s), 17 * SECOND, 0
+    for _ in range(100):
+        heard = now + client.way(down_s)
+        beat = heard + int(client.random.uniform(1.9, 2.1) * SECOND)
+        over = beat + client.way(up_s)
+        offset.update(now, client.clock(heard), client.clock(beat), over)
+        sent = over + client.random.randrange(SECOND)
+        received = sent + client.way(up_s)
+        left_ns, within_ns = left_at(client.clock(sent), received, *offset.bounds(received))
+        assert left_ns <= received
+        right += abs(left_ns - sent) <= within_ns + 2
+        now = received
+    assert right >= 99
+    assert offset.epoch == 0
 
 
 def test_the_boot_id_is_stable():

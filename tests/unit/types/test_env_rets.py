@@ -104,6 +104,28 @@ def test_latency_until_something_that_is_no_time_is_an_error():
 
 
 @pytest.mark.parametrize("kind", [EnvRet, MultiAgentEnvRet])
+def test_the_corrected_latency_goes_by_the_monotonic_clock_and_stays_in_its_process(kind):
+    env_ret = kind("a", np.zeros(1))
+    assert (env_ret.corrected_latency(), env_ret.left_ns) == (None, 0)
+    before = time.monotonic_ns()
+    env_ret.mark_env_sent()
+    assert before <= env_ret.left_ns <= time.monotonic_ns()
+    env_ret.ts_env_sent_ns = 2**62  # a wall clock that is far ahead
+    assert env_ret.corrected_latency(env_ret.left_ns + 10**9) == (1.0, 0.0)
+    assert env_ret.cpu().left_ns == env_ret.left_ns
+    # What is a moment of this clock is none of another process's, nor part of what it says.
+    elsewhere = copy.copy(env_ret)  # made as by pickling
+    assert (elsewhere.corrected_latency(), elsewhere.left_ns) == (None, 0)
+    assert elsewhere == env_ret
+    assert "_left" not in repr(env_ret)
+    # Of what came from a server: when that server sent it, as far as its clock is known.
+    env_ret.mark_left(lambda: (10**9, 4_000_000))
+    assert env_ret.corrected_latency(3 * 10**9) == (2.0, pytest.approx(0.004))
+    assert env_ret.left_ns == 0
+    assert env_ret.mark_left(lambda: None).corrected_latency() is None
+
+
+@pytest.mark.parametrize("kind", [EnvRet, MultiAgentEnvRet])
 def test_hash_is_that_of_the_id(kind):
     assert hash(kind("a", np.zeros(3))) == hash("a")
 

@@ -33,6 +33,7 @@ let stream = null;
 let heardAt = 0;
 let charts = [];
 const rows = new Map(); // of the table, by stage
+const nothing = $("stages").firstElementChild; // its row while there are none
 
 // Text of figures, with their units.
 
@@ -79,6 +80,7 @@ function setText(node, text) {
 
 function showStream(what, text) {
   $("stream").dataset.state = what;
+  document.body.dataset.stream = what;
   setText($("stream"), text);
 }
 
@@ -87,7 +89,7 @@ function showBanner() {
   let kind = "bad";
   let text = "";
   if (lost && state) {
-    const at = new Date(state.time * 1000).toLocaleTimeString();
+    const at = new Date(state.time * 1000).toLocaleTimeString("en-GB");
     text = `The dashboard does not answer. This is the state of ${at}; trying again every few seconds.`;
     if (state.notice) text = `${state.notice.text} ${text}`;
   } else if (lost) {
@@ -99,6 +101,9 @@ function showBanner() {
   banner.dataset.kind = kind;
   banner.hidden = !text;
   setText(banner, text);
+  // Of a tab in the background, its title is all that people see.
+  const name = state && state.run ? `${state.run} – RLightning` : "RLightning";
+  document.title = text && kind === "bad" ? `(!) ${name}` : name;
 }
 
 function showFacts() {
@@ -126,7 +131,7 @@ function showNode(role, label) {
   node.className = services.length ? "node" : "node absent";
   node.dataset.state = services.some((one) => one.state === "DOWN") ? "bad" : "";
   if (!services.length) {
-    const alone = role !== "learner" && state.services.every((one) => one.role === "learner");
+    const alone = state.services.length && state.services.every((one) => one.role === "learner");
     node.replaceChildren(make("h3", "", label), make("p", "where", alone ? "in the learner's process" : "none is known"));
     return;
   }
@@ -179,7 +184,7 @@ function showStages() {
       row.lastChild.append(track);
       rows.set(name, row);
     }
-    body.replaceChildren(...rows.values());
+    body.replaceChildren(...(rows.size ? rows.values() : [nothing]));
   }
   const lows = state.latency.map((stage) => stage.p50).filter((value) => value > 0);
   const low = lows.length ? Math.max(-6, Math.floor(Math.log10(Math.min(...lows)))) : -6;
@@ -263,8 +268,8 @@ function timeRange(min, max) {
 }
 
 function valueRange(spec, min, max) {
-  if (max === null || max === undefined) return [0, 1];
   if (spec.unit === "%") return [0, 104];
+  if (max === null || max === undefined) return [0, 1];
   const room = 0.08 * (max - min || Math.abs(max) || 1);
   return [spec.signed && min < 0 ? min - room : 0, max > 0 ? max + room : room];
 }
@@ -318,7 +323,6 @@ function take(message) {
   if (points.length > KEPT) points = points.filter((_, i) => i % 2 === 0 || i > KEPT / 2);
   state = told.state;
   showStream("live", "live");
-  document.title = `${state.run ? `${state.run} – ` : ""}RLightning`;
   setText($("run"), state.run || "");
   setText($("version"), state.version ? `rlightning ${state.version}` : "");
   showBanner();
