@@ -16,6 +16,7 @@ from rlightning.env.remote_env.answers import Answer
 from rlightning.env.remote_env.control_loop import ControlLoop, Pace
 from rlightning.env.remote_env.spool import Spool
 from rlightning.env.utils.infos import InfoFilter
+from rlightning.errors import DeadlineExceededError
 from rlightning.types import ActionSource, EnvRet, PolicyResponse
 from tests.unit.env.envs import config
 
@@ -39,9 +40,9 @@ class Clock:
 class Arm(BaseEnv):
     """Notes when it executes what, in ms; its only episode does not end."""
 
-    def __init__(self, clock):
+    def __init__(self, clock, executed):
         super().__init__(config())
-        self.clock, self.executed = clock, []
+        self.clock, self.executed = clock, executed
 
     def get_observation_space(self):
         return gym.spaces.Box(-1, 1, (1,))
@@ -57,13 +58,14 @@ class Arm(BaseEnv):
         return EnvRet(self.env_id, np.zeros(1, np.float32), 0.0, False, False)
 
 
-async def run(monkeypatch, answers, until_ms, **pace):
+async def run(monkeypatch, answers, until_ms, executed=None, **pace):
     """Lets an arm be stepped at 10 Hz.
 
     Args:
         answers: By the time in ms, what arrives then: how many steps had been done when what it
             answers was seen, and the actions of its chunk.
         until_ms: How long.
+        executed: Takes what is executed, where that is of interest after an error.
         **pace: Of `Pace`.
 
     Returns:
@@ -71,7 +73,7 @@ async def run(monkeypatch, answers, until_ms, **pace):
     """
     clock = Clock()
     monkeypatch.setattr(control_loop, "time", clock)
-    arm, spool = Arm(clock), Spool(100, 10**6)
+    arm, spool = Arm(clock, [] if executed is None else executed), Spool(100, 10**6)
     group = HostedGroup(
         arm.config, "arm", worker_index=0, log=EpisodeLog(1), make=lambda: arm, inline_below_us=0
     )
@@ -131,6 +133,13 @@ async def test_zeros_take_the_place_of_what_is_too_old_from_the_beginning(monkey
     assert done.executed == [(100, 0.0), (200, 0.0), (300, 0.0)]
     assert {source for source, _ in done.told} == {ZERO}
     assert (done.loop.actions.too_old, done.loop.counts.zeroed) == (2, 3)
+
+
+async def test_what_is_too_old_may_end_the_run(monkeypatch):
+    answers, executed = {0: (0, [1, 2, 3])}, []
+    with pytest.raises(DeadlineExceededError):
+        await run(monkeypatch, answers, 900, executed, max_action_age_ms=250, on_late="stop")
+    assert executed == [(100, 1.0), (200, 2.0)]
 
 
 async def test_an_episode_begins_with_its_first_answer_however_old(monkeypatch):
