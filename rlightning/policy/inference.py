@@ -18,7 +18,7 @@ from rlightning.errors import PolicyError
 from rlightning.policy.base_policy import BasePolicy, PolicyInput
 from rlightning.policy.layout import InputLayout
 from rlightning.policy.pending import Answer
-from rlightning.policy.staging import Staging
+from rlightning.policy.staging import Staged, Staging
 from rlightning.policy.state import GroupState, StateLayout, StateUse
 from rlightning.types import Mode, MultiAgentPolicyResponse, PolicyResponse
 from rlightning.utils.conversions import array_of
@@ -49,7 +49,7 @@ class Part:
 
 
 class Inference:
-    """Runs a policy on batches of one spec. For one thread at a time.
+    """Runs a policy on batches of one spec. For one thread at a time, `stage` apart.
 
     Args:
         policy: Its network exists.
@@ -87,14 +87,33 @@ class Inference:
                 action that is NaN; the message names the env ids. State is what it was before.
         """
         answers = []
-        for answer in self._run(parts, mode, together=True):
+        for answer in self._run(parts, mode, self.stage(parts), together=True):
             if isinstance(answer, PolicyError):
                 raise answer
             answers.append(answer)
         return answers
 
-    def run_each(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
+    def stage(self, parts: Sequence[Part]) -> Staged:
+        """Puts the rows of a batch together on the device, as a `run` does at its beginning.
+
+        On CUDA also from another thread, for the next batch while one runs.
+        """
+        rows = sum(part.rows or 1 for part in parts)
+        values = [part.values for part in parts]
+        padding = self._padding(rows)
+        if padding:
+            values.append(self._zeros(values[0], padding))
+        return self._staging.gather(values, rows + padding)
+
+    def run_each(
+        self, parts: Sequence[Part], mode: Mode, staged: Staged | None = None
+    ) -> list[Answer]:
         """Answers each group for itself, as they may belong to different clients.
+
+        Args:
+            parts: The groups.
+            mode: Explore or exploit.
+            staged: What `stage` returned for them; None if it was not called.
 
         Returns:
             A response for each, or a `PolicyError` for one whose action is NaN, whose state is what
@@ -103,19 +122,18 @@ class Inference:
         Raises:
             PolicyError: As `run`, for what went wrong with all of them.
         """
-        return self._run(parts, mode, together=False)
+        return self._run(parts, mode, self.stage(parts) if staged is None else staged)
 
-    def _run(self, parts: Sequence[Part], mode: Mode, *, together: bool) -> list[Answer]:
+    def _run(
+        self, parts: Sequence[Part], mode: Mode, staged: Staged, *, together: bool = False
+    ) -> list[Answer]:
         sizes = [part.rows or 1 for part in parts]
         rows = sum(sizes)
-        values = [part.values for part in parts]
         groups = [(part.env_id, size) for part, size in zip(parts, sizes, strict=True)]
         padding = self._padding(rows)
         if padding:
-            values.append(self._zeros(values[0], padding))
             groups.append((PADDING_ID, padding))
-        gathered = self._staging.gather(values, rows + padding)
-        observation, reward, terminated, truncated = self._layout.build(gathered)
+        observation, reward, terminated, truncated = self._layout.build(staged.take())
         batch = PolicyInput(
             parts[0].env_id if len(parts) == 1 else "batch",
             observation,
