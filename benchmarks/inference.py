@@ -71,7 +71,7 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
         def call() -> None:
             nonlocal staged
             now, staged = staged.result(), stager.submit(inference.stage, parts)
-            inference.run_each(parts, Mode.EXPLORE, now)
+            inference.run_staged(now, Mode.EXPLORE)
 
         result = rate(call)
         staged.result()

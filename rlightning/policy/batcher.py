@@ -278,13 +278,15 @@ class Batcher:
 
     def _form(self, now: int, *, only_full: bool = False) -> Batch | None:
         """Takes the next batch out of the queue, if one is ready; or only if it is full."""
+        if not only_full and len(self._queue) == 1 and (self._groups <= 1 or not self._max_wait_ns):
+            only = self._queue[0]
+            if not 0 < only.deadline_ns <= now:
+                self._queue.clear()
+                self._rows = self._bytes = 0
+                return Batch([only], only.rows, max(only.received_ns, self._free_ns))
         self._drop_expired(now)
         if not self._queue:
             return None
-        if not only_full and len(self._queue) == 1 and (self._groups <= 1 or not self._max_wait_ns):
-            only = self._queue.popleft()
-            self._rows = self._bytes = 0
-            return Batch([only], only.rows, max(only.received_ns, self._free_ns))
         kinds: dict[tuple[int, Mode], list[Pending]] = {}
         for pending in self._queue:
             kinds.setdefault((id(pending.runner), pending.mode), []).append(pending)

@@ -9,7 +9,6 @@ from rlightning.latency.histogram import Counts
 from rlightning.latency.stages import BATCH, WAIT
 from rlightning.policy.first_use import FirstUses
 from rlightning.policy.pending import Batch
-from rlightning.types import PolicyResponse
 
 
 @dataclass(slots=True)
@@ -47,14 +46,16 @@ class BatcherStats:
     def record(self, batch: Batch) -> None:
         """Counts a batch whose inference succeeded."""
         answered = [pending for pending in batch.pendings if not pending.failed]
-        self.errors += len(batch.pendings) - len(answered)
+        rows, failed = batch.rows, len(batch.pendings) - len(answered)
+        if failed:
+            self.errors += failed
+            rows = sum(pending.rows for pending in answered)
         self.batches += 1
-        self.rows += sum(pending.rows for pending in answered)
+        self.rows += rows
         self.requests += len(answered)
         self.batch_rows.record(batch.rows)
         latency = self.latency
-        responses = [one for one in batch.answers or () if isinstance(one, PolicyResponse)]
-        version = getattr(responses[0], "policy_version", 0) if responses else 0
+        version = answered[0].policy_version if answered else 0
         if version > self.first_uses.version:
             taken_s = self.first_uses.used(version, batch.end_ns)
             if taken_s is not None:

@@ -29,6 +29,8 @@ PADDING_ID = ""
 """What stands for an env id in rows that only fill a batch."""
 
 _AS_IT_IS = nullcontext()
+# Kinds of dtypes.
+_HAVE_NAN = "fc"
 
 
 @dataclass(slots=True)
@@ -46,6 +48,25 @@ class Part:
     values: list[Any]
     rows: int | None
     state: StateUse | None = None
+
+
+@dataclass(slots=True)
+class StagedBatch:
+    """The rows of a batch, put together.
+
+    Attributes:
+        parts: Its groups.
+        sizes: Rows of each.
+        rows: Rows of all.
+        padding: Rows of zeros behind them.
+        inputs: The arrays.
+    """
+
+    parts: Sequence[Part]
+    sizes: Sequence[int]
+    rows: int
+    padding: int
+    inputs: Staged
 
 
 class Inference:
@@ -87,33 +108,14 @@ class Inference:
                 action that is NaN; the message names the env ids. State is what it was before.
         """
         answers = []
-        for answer in self._run(parts, mode, self.stage(parts), together=True):
+        for answer in self._run(self.stage(parts), mode, together=True):
             if isinstance(answer, PolicyError):
                 raise answer
             answers.append(answer)
         return answers
 
-    def stage(self, parts: Sequence[Part]) -> Staged:
-        """Puts the rows of a batch together on the device, as a `run` does at its beginning.
-
-        On CUDA also from another thread, for the next batch while one runs.
-        """
-        rows = sum(part.rows or 1 for part in parts)
-        values = [part.values for part in parts]
-        padding = self._padding(rows)
-        if padding:
-            values.append(self._zeros(values[0], padding))
-        return self._staging.gather(values, rows + padding)
-
-    def run_each(
-        self, parts: Sequence[Part], mode: Mode, staged: Staged | None = None
-    ) -> list[Answer]:
+    def run_each(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
         """Answers each group for itself, as they may belong to different clients.
-
-        Args:
-            parts: The groups.
-            mode: Explore or exploit.
-            staged: What `stage` returned for them; None if it was not called.
 
         Returns:
             A response for each, or a `PolicyError` for one whose action is NaN, whose state is what
@@ -122,18 +124,33 @@ class Inference:
         Raises:
             PolicyError: As `run`, for what went wrong with all of them.
         """
-        return self._run(parts, mode, self.stage(parts) if staged is None else staged)
+        return self._run(self.stage(parts), mode)
 
-    def _run(
-        self, parts: Sequence[Part], mode: Mode, staged: Staged, *, together: bool = False
-    ) -> list[Answer]:
+    def stage(self, parts: Sequence[Part]) -> StagedBatch:
+        """Puts the rows of a batch together on the device, for `run_staged`.
+
+        On CUDA also from another thread, for the next batch while one runs.
+        """
         sizes = [part.rows or 1 for part in parts]
         rows = sum(sizes)
-        groups = [(part.env_id, size) for part, size in zip(parts, sizes, strict=True)]
+        values = [part.values for part in parts]
         padding = self._padding(rows)
         if padding:
+            values.append(self._zeros(values[0], padding))
+        return StagedBatch(
+            parts, sizes, rows, padding, self._staging.gather(values, rows + padding)
+        )
+
+    def run_staged(self, batch: StagedBatch, mode: Mode) -> list[Answer]:
+        """Does what `run_each` does with a batch that was put together before."""
+        return self._run(batch, mode)
+
+    def _run(self, staged: StagedBatch, mode: Mode, *, together: bool = False) -> list[Answer]:
+        parts, rows, padding = staged.parts, staged.rows, staged.padding
+        groups = [(part.env_id, size) for part, size in zip(parts, staged.sizes, strict=True)]
+        if padding:
             groups.append((PADDING_ID, padding))
-        observation, reward, terminated, truncated = self._layout.build(staged.take())
+        observation, reward, terminated, truncated = self._layout.build(staged.inputs.take())
         batch = PolicyInput(
             parts[0].env_id if len(parts) == 1 else "batch",
             observation,
@@ -165,7 +182,7 @@ class Inference:
             return [made(parts[0].env_id, **outputs)]
         answers: list[Answer] = []
         start = 0
-        for i, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        for i, (part, size) in enumerate(zip(parts, staged.sizes, strict=True)):
             where = start if part.rows is None else slice(start, start + size)
             answers.append(failed.get(i) or made(part.env_id, **_cut(outputs, where)))
             start += size
@@ -181,7 +198,10 @@ class Inference:
         The message names what is NaN and the first such row of the part.
         """
         failed: dict[int, PolicyError] = {}
-        for name, rows in _nan_rows(outputs.get("action"), "action"):
+        action = outputs.get("action")
+        if type(action) is np.ndarray and action.dtype.kind not in _HAVE_NAN:
+            return failed
+        for name, rows in _nan_rows(action, "action"):
             start = 0
             for i, part in enumerate(parts):
                 stop = start + (part.rows or 1)
@@ -251,10 +271,10 @@ def _arrays(data: Mapping[str, Any], rows: int, padded: int) -> dict[str, Any]:
 
 
 def _data(response: Any) -> dict[str, Any]:
-    if inspect.iscoroutine(response):
-        response.close()
-        raise PolicyError("rollout_step is a coroutine; write it as a function, which may block")
     if not isinstance(response, PolicyResponse):
+        if inspect.iscoroutine(response):
+            response.close()
+            raise PolicyError("rollout_step is a coroutine; write it as a function that may block")
         raise PolicyError(f"expected a PolicyResponse, got {type(response).__name__}")
     return response.to_dict()
 
@@ -267,7 +287,7 @@ def _nan_rows(value: Any, name: str) -> Iterator[tuple[str, npt.NDArray[np.bool_
     elif isinstance(value, tuple):
         for i, item in enumerate(value):
             yield from _nan_rows(item, f"{name}[{i}]")
-    elif isinstance(value, np.ndarray) and value.dtype.kind in "fc":
+    elif isinstance(value, np.ndarray) and value.dtype.kind in _HAVE_NAN:
         nan: npt.NDArray[np.bool_] = np.isnan(value)
         if nan.any():
             yield name, np.logical_or.reduce(nan.reshape(len(value), -1), axis=1)

@@ -99,6 +99,11 @@ class Pending:
         """Whether the answer is an error: nothing was inferred, or it does not count."""
         return self._error is not None
 
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that answered; 0 before that, and without one."""
+        return getattr(self._response, "policy_version", 0)
+
     async def wait(self) -> tuple[PolicyResponse, StageTimes]:
         """Waits for the answer; any number of tasks may, and may be cancelled.
 

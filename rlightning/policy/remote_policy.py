@@ -40,7 +40,7 @@ from rlightning.v1.session_pb2 import Stages, Timing
 from rlightning.wire import (
     Reader,
     Writer,
-    fill_env_ret,
+    fill_observation,
     fill_value,
     read_policy_response,
     read_value,
@@ -239,7 +239,7 @@ class PolicyClient(PolicyCalls):
         deadline_ns = begun_ns + int(self._act_timeout_s * 1e9)
         ask = _Ask(
             self._seq,
-            _for_policy(env_ret, recurrent=self._recurrent),
+            env_ret,
             mode,
             purpose,
             reset_state,
@@ -307,12 +307,12 @@ class PolicyClient(PolicyCalls):
         step.epoch = session.epoch
         step.mode = int(ask.mode)  # type: ignore[assignment]  # stubs want the generated enum
         step.purpose = int(ask.purpose)  # type: ignore[assignment]
-        step.reset_state = ask.reset_state
+        if ask.reset_state:
+            step.reset_state = True
         if session.memory is not None:
             session.memory.begin(ask.sent_ns)
         writer = Writer(memory=session.memory)
-        # A policy acts on the observations of episodes that go on.
-        fill_env_ret(step.env_ret, ask.env_ret, writer, final=False)
+        fill_observation(step.env_ret, ask.env_ret, writer, episodes=self._recurrent)
         if self._carried is not None and not ask.reset_state:
             fill_value(step.state, self._carried.of(ask.env_ret), writer)
         data = writer.finish(request)
@@ -427,17 +427,3 @@ def _left(seq: int, stamps: tuple[Any, ...]) -> tuple[int, int] | None:
         return None
     left_ns = times.heard_ns - round(times.ways.downlink_s * 1e9)
     return left_ns, round(times.ways.uncertainty_s * 1e9)
-
-
-def _for_policy(env_ret: EnvRet, *, recurrent: bool) -> EnvRet:
-    """Returns what a policy gets of an EnvRet; the rest need not cross the network for it."""
-    return type(env_ret)(
-        env_ret.env_id,
-        env_ret.observation,
-        env_ret.last_reward,
-        env_ret.last_terminated,
-        env_ret.last_truncated,
-        ts_env_sent_ns=env_ret.ts_env_sent_ns,
-        episode_id=env_ret.episode_id if recurrent else None,
-        rows=env_ret.rows,
-    )

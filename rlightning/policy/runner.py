@@ -63,7 +63,7 @@ class PolicyRunner:
     def stage(self, parts: Sequence[Part]) -> Callable[[Mode], list[Answer]]:
         """Puts the rows together, beside another `run`; returns the rest of their own."""
         inference, staged = self._inference, self._inference.stage(parts)
-        return lambda mode: self._with_version(inference.run_each(parts, mode, staged))
+        return lambda mode: self._with_version(inference.run_staged(staged, mode))
 
     def _with_version(self, answers: list[Answer]) -> list[Answer]:
         version = self._policy.weights_version

@@ -85,34 +85,36 @@ class Staging:
             if slot.arrived is not None:
                 slot.arrived.synchronize()  # a copy out of it may still be under way
             views = slot.views.get(rows) or self._make_views(slot, rows)
-            values = [
-                self._put(views[i], [part[i] for part in parts], leaf)
-                for i, leaf in enumerate(self._leaves)
-            ]
+            values: list[Any] = []
+            for i, leaf in enumerate(self._leaves):
+                array, tensor = views[i]
+                first = parts[0][i]
+                if leaf.dtype is None:
+                    values.append([_own(value) for part in parts for value in part[i]])
+                    continue
+                if isinstance(first, Tensor):
+                    values.append(self._join([part[i] for part in parts], tensor))
+                    continue
+                # Decoded arrays are read-only and not aligned: torch needs a copy in any case.
+                if len(parts) == 1:
+                    np.copyto(array, first)
+                else:
+                    np.concatenate([part[i] for part in parts], out=array)
+                values.append(tensor if self._copies is None else self._upload(tensor))
             if self._copies is not None:
                 slot.arrived = self._copies.record_event()
             return Staged(values, slot.arrived)
 
-    def _put(self, view: tuple[Any, Tensor], parts: list[Any], leaf: Leaf) -> Any:
-        """Returns one leaf of a batch."""
-        if leaf.dtype is None:
-            return [_own(value) for part in parts for value in part]
-        array, tensor = view
-        if isinstance(parts[0], Tensor):
-            tensors = [torch.as_tensor(part) for part in parts]
-            if not all(one.is_cpu for one in tensors):
-                # An env on the device: its rows need not pass through the CPU.
-                tensors = [one.to(self._device) for one in tensors]
-                return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-            if len(tensors) == 1:
-                return self._upload(tensors[0])
-            torch.cat(tensors, out=tensor)
-        elif len(parts) == 1:
-            # Decoded arrays are read-only and not aligned: torch needs a copy in any case.
-            np.copyto(array, parts[0])
-        else:
-            np.concatenate(parts, out=array)
-        return self._upload(tensor)
+    def _join(self, parts: list[Any], memory: Tensor) -> Tensor:
+        """Returns a leaf that comes in tensors, and is staged in some memory where it has to be."""
+        tensors = [torch.as_tensor(part) for part in parts]
+        if not all(one.is_cpu for one in tensors):
+            # An env on the device: its rows need not pass through the CPU.
+            tensors = [one.to(self._device) for one in tensors]
+            return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        if len(tensors) == 1:
+            return self._upload(tensors[0])
+        return self._upload(torch.cat(tensors, out=memory))
 
     def _upload(self, tensor: Tensor) -> Tensor:
         if self._copies is None:

@@ -75,7 +75,7 @@ def test_a_batch_that_is_staged_beside_another_one_is_answered_alike(
         staged = inference.stage(parts(0))
         for seed in range(6):
             ahead = stager.submit(inference.stage, parts(seed + 1)) if device == "cuda" else None
-            got = inference.run_each(parts(seed), Mode.EXPLOIT, staged)
+            got = inference.run_staged(staged, Mode.EXPLOIT)
             staged = inference.stage(parts(seed + 1)) if ahead is None else ahead.result()
             wanted = expected.run(parts(seed, plain=True), Mode.EXPLOIT)
             for one, other in zip(got, wanted, strict=True):
