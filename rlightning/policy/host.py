@@ -387,13 +387,12 @@ class PolicyHost:
         if meta.observation_space is None or meta.action_space is None:
             raise PreconditionError("the spec names no observation space or no action space")
         layout = InputLayout(meta.observation_space)
-        runner = PolicyRunner(self._policy, layout)
         weights = self._weights
 
-        def make() -> None:
+        def make() -> PolicyRunner:
             try:
                 self._policy.init_eval(env_meta=meta)
-                runner.prepare()
+                runner = PolicyRunner(self._policy, layout)
             except RLightningError:
                 raise
             except Exception as error:
@@ -404,9 +403,10 @@ class PolicyHost:
                 ) from error
             if weights is not None:
                 self._load(runner, parse_weights(weights.data), weights)
+            return runner
 
         try:
-            await self.batcher.run(make)
+            runner = await self.batcher.run(make)
         except InvalidRequestError as error:
             assert weights is not None
             raise PreconditionError(f"version {weights.version}: {error}") from error

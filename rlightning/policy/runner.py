@@ -29,27 +29,22 @@ _WARM_UP_BATCHES = 3
 class PolicyRunner:
     """Answers batches of one spec with the version of its weights; a `Runner` of a `Batcher`.
 
-    For the inference thread, `stage` apart.
+    Made and used on the inference thread, `stage` apart.
 
     Args:
-        policy: Has no network yet: `prepare` tells when it does.
+        policy: Its network exists.
         layout: The arrays that it gets.
 
     Attributes:
         layout: As given.
-        states: The policy's state; None if it keeps none, or before `prepare`.
+        states: The policy's state; None if it keeps none.
     """
 
     def __init__(self, policy: BasePolicy, layout: InputLayout) -> None:
         self.layout = layout
-        self.states: StateLayout | None = None
+        self.states = StateLayout.of(policy)
         self._policy = policy
-        self._inference = Inference(policy, layout)
-
-    def prepare(self) -> None:
-        """Learns of the policy's state, once its network exists."""
-        self.states = StateLayout.of(self._policy)
-        self._inference = Inference(self._policy, self.layout, self.states)
+        self._inference = Inference(policy, layout, self.states)
 
     @property
     def sizes(self) -> list[int]:
