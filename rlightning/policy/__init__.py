@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlightning.policy.base_policy import BasePolicy, PolicyInput, PolicyRole
     from rlightning.policy.blocking import RemotePolicy
     from rlightning.policy.builder import build_policy, build_policy_group
+    from rlightning.policy.calls import PolicyDescription
     from rlightning.policy.fleet import PolicyFleet
     from rlightning.policy.host import PolicyHost
     from rlightning.policy.hosts import PolicyHosts
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rlightning.policy.publisher import WeightPublisher
     from rlightning.policy.q_network import QNetworkPolicy
     from rlightning.policy.recurrent_actor_critic import RecurrentActorCriticPolicy
-    from rlightning.policy.remote_policy import PolicyClient, PolicyDescription
+    from rlightning.policy.remote_policy import PolicyClient
     from rlightning.policy.sac_actor import SACActorPolicy
     from rlightning.policy.weights import dump_weights, policy_weights
 
@@ -55,7 +56,7 @@ _MODULES = {
     "BasePolicy": "base_policy",
     "LocalPolicy": "local_policy",
     "PolicyClient": "remote_policy",
-    "PolicyDescription": "remote_policy",
+    "PolicyDescription": "calls",
     "PolicyFleet": "fleet",
     "PolicyGroup": "policy_group",
     "PolicyHost": "host",

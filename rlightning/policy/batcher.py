@@ -2,7 +2,8 @@
 
 All bookkeeping happens on the event loop. A batch runs on one thread beside it; batches that are
 known to be short run on the loop itself, while that thread is idle. So no two batches, and no batch
-and a change of weights, ever run at once.
+and a change of weights, ever run at once. For a device that works beside the CPU, a second thread
+may put the next batch together while one runs.
 """
 
 from __future__ import annotations
@@ -11,15 +12,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlightning.errors import BatcherOverloadedError, DeadlineExceededError, UnavailableError
-from rlightning.latency import LatencyStats
-from rlightning.latency.histogram import Counts
-from rlightning.latency.stages import BATCH, WAIT
-from rlightning.policy.first_use import FirstUses
+from rlightning.policy.batcher_stats import BatcherStats
 from rlightning.policy.pending import Batch, Pending, Runner, StageTimes
 from rlightning.policy.worker import Worker
 from rlightning.types import Mode, PolicyResponse
@@ -32,65 +29,6 @@ _UNKNOWN_NS = float("inf")
 _PROMPT_NS = 50_000_000
 # With more requests in a batch the loop has more to do meanwhile than a thread switch costs.
 _INLINE_REQUESTS = 2
-
-
-@dataclass(slots=True)
-class BatcherStats:
-    """What a batcher has done so far.
-
-    Attributes:
-        requests: Requests that got their actions.
-        rows: Their rows.
-        batches: Inferences that succeeded.
-        inline_batches: Those that ran on the event loop.
-        errors: Requests whose inference failed, or gave no action that is one.
-        expired: Requests dropped since their deadline had passed before inference.
-        overloaded: Requests refused since the queue was full.
-        latency: In seconds: `queue` from receipt until the batch began to form, `batch_wait` from
-            then until inference began, `inference`, one sample per batch, and `first_use` of
-            weights.
-        batch_rows: Rows of the batches.
-        first_uses: When weights came and first acted.
-    """
-
-    requests: int = 0
-    rows: int = 0
-    batches: int = 0
-    inline_batches: int = 0
-    errors: int = 0
-    expired: int = 0
-    overloaded: int = 0
-    latency: LatencyStats = field(
-        default_factory=lambda: LatencyStats("queue", "batch_wait", "inference", "first_use")
-    )
-    batch_rows: Counts = field(default_factory=lambda: Counts(tuple(2.0**n for n in range(14))))
-    first_uses: FirstUses = field(default_factory=FirstUses)
-
-    def record(self, batch: Batch) -> None:
-        """Counts a batch whose inference succeeded."""
-        answered = [pending for pending in batch.pendings if not pending.failed]
-        self.errors += len(batch.pendings) - len(answered)
-        self.batches += 1
-        self.rows += sum(pending.rows for pending in answered)
-        self.requests += len(answered)
-        self.batch_rows.record(batch.rows)
-        latency = self.latency
-        responses = [one for one in batch.answers or () if isinstance(one, PolicyResponse)]
-        version = getattr(responses[0], "policy_version", 0) if responses else 0
-        if version > self.first_uses.version:
-            taken_s = self.first_uses.used(version, batch.end_ns)
-            if taken_s is not None:
-                latency.record("first_use", taken_s)
-        if not latency.enabled:
-            return
-        if not answered:
-            latency.record("inference", (batch.end_ns - batch.start_ns) * 1e-9)
-            return
-        formed_ns, start_ns = batch.formed_ns, batch.start_ns
-        first, *others = answered
-        latency.record_stamps(BATCH, (batch.end_ns, start_ns, formed_ns, first.received_ns))
-        for pending in others:
-            latency.record_stamps(WAIT, (start_ns, formed_ns, pending.received_ns))
 
 
 class Batcher:
@@ -108,6 +46,8 @@ class Batcher:
         queue_bytes: Bytes of the requests that may wait.
         inline_below_us: Batches whose inference is known to take less run on the event loop, which
             saves two thread switches; 0: none do.
+        stages_ahead: While a batch runs, put the next one together on another thread, once there is
+            enough for a full one: nobody could join it any more.
 
     Attributes:
         stats: What was done so far.
@@ -121,6 +61,7 @@ class Batcher:
         queue_rows: int = 65536,
         queue_bytes: int = 256 * 2**20,
         inline_below_us: int = 0,
+        stages_ahead: bool = False,
     ) -> None:
         self.stats = BatcherStats()
         self._max_batch_rows = max_batch_rows
@@ -132,6 +73,10 @@ class Batcher:
         self._cost_ns: dict[int, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: Worker | None = None
+        self._stages_ahead = stages_ahead
+        self._stager: Worker | None = None
+        # What is put together while another batch runs.
+        self._next: Batch | None = None
         self._closed = False
         self._queue: deque[Pending] = deque()
         self._rows = 0
@@ -156,7 +101,8 @@ class Batcher:
     @property
     def prompt(self) -> bool:
         """Whether what is queued now will be answered within some milliseconds, as far as known."""
-        batches = 1 + self._rows // self._max_batch_rows + self._busy
+        ahead = self._busy + (self._next is not None)
+        batches = 1 + self._rows // self._max_batch_rows + ahead
         cost_ns = self._cost_ns.get(min(self._rows, self._max_batch_rows).bit_length(), _UNKNOWN_NS)
         return self._max_wait_ns + batches * cost_ns < _PROMPT_NS
 
@@ -164,6 +110,8 @@ class Batcher:
         """Starts the inference thread; call on the event loop that will submit."""
         self._loop = asyncio.get_running_loop()
         self._worker = Worker("inference", self._ring)
+        if self._stages_ahead:
+            self._stager = Worker("staging", self._ring)
 
     async def close(self) -> None:
         """Fails what is queued, waits for the inference that runs, and ends the thread."""
@@ -172,10 +120,15 @@ class Batcher:
         while self._queue:
             self._queue.popleft().fail(error)
         self._rows = self._bytes = 0
+        if self._next is not None:
+            for pending in self._next.pendings:
+                pending.fail(error)
+            self._next = None
         while self._controls:
             self._controls.popleft().fail(error)
-        if self._worker is not None:
-            await self._worker.stop()
+        for worker in (self._stager, self._worker):
+            if worker is not None:
+                await worker.stop()
 
     def open_group(self) -> None:
         """Counts one more group that may ask."""
@@ -266,18 +219,25 @@ class Batcher:
     # On the event loop.
 
     def _schedule(self) -> None:
-        if self._scheduled or self._busy or self._loop is None:
+        if self._scheduled or self._loop is None or (self._busy and not self._may_stage):
             return
-        if self._queue or self._controls:
+        if self._queue or self._controls or self._next is not None:
             self._scheduled = True
             self._loop.call_soon(self._dispatch)
+
+    @property
+    def _may_stage(self) -> bool:
+        return self._stager is not None and self._next is None
 
     def _dispatch(self) -> None:
         """Starts the next piece of work, unless one runs."""
         self._scheduled = False
-        if self._busy or self._closed or self._worker is None:
+        if self._closed or self._worker is None:
             return
-        job = self._controls.popleft() if self._controls else self._form(time.monotonic_ns())
+        if self._busy:
+            self._stage_next()
+            return
+        job = self._controls.popleft() if self._controls else self._take(time.monotonic_ns())
         if job is None:
             return
         self._alarm_ns = 0
@@ -293,28 +253,50 @@ class Batcher:
         else:
             self._busy = True
             self._worker.submit(job.execute, partial(self._finish_on_thread, job))
+            self._stage_next()
+
+    def _take(self, now: int) -> Batch | None:
+        """Returns the batch whose turn it is, if it is ready."""
+        if self._next is None:
+            return self._form(now)
+        if not self._next.staged:
+            return None
+        batch, self._next = self._next, None
+        return batch
+
+    def _stage_next(self) -> None:
+        """Begins to put the next batch together beside the one that runs, if it is full."""
+        if self._stager is None or self._next is not None or self._rows < self._max_batch_rows:
+            return
+        batch = self._form(time.monotonic_ns(), only_full=True)
+        if batch is not None:
+            self._next = batch
+            self._stager.submit(batch.stage, self._schedule)
 
     def _is_short(self, rows: int) -> bool:
         return self._cost_ns.get(rows.bit_length(), _UNKNOWN_NS) < self._inline_below_ns
 
-    def _form(self, now: int) -> Batch | None:
-        """Takes the next batch out of the queue, if one is ready."""
+    def _form(self, now: int, *, only_full: bool = False) -> Batch | None:
+        """Takes the next batch out of the queue, if one is ready; or only if it is full."""
+        if not only_full and len(self._queue) == 1 and (self._groups <= 1 or not self._max_wait_ns):
+            only = self._queue[0]
+            if not 0 < only.deadline_ns <= now:
+                self._queue.clear()
+                self._rows = self._bytes = 0
+                return Batch([only], only.rows, max(only.received_ns, self._free_ns))
         self._drop_expired(now)
         if not self._queue:
             return None
-        if len(self._queue) == 1 and (self._groups <= 1 or not self._max_wait_ns):
-            only = self._queue.popleft()
-            self._rows = self._bytes = 0
-            return Batch([only], only.rows, max(only.received_ns, self._free_ns))
         kinds: dict[tuple[int, Mode], list[Pending]] = {}
         for pending in self._queue:
             kinds.setdefault((id(pending.runner), pending.mode), []).append(pending)
         everybody_asked = len(self._queue) >= self._groups
+        may_leave = not only_full and (everybody_asked or self._max_wait_ns == 0)
         alarm = 0
         for candidates in kinds.values():
             chosen, rows, full = self._choose(candidates)
             due = chosen[0].received_ns + self._max_wait_ns
-            if full or everybody_asked or self._max_wait_ns == 0 or now >= due:
+            if full or may_leave or (now >= due and not only_full):
                 if len(chosen) == len(self._queue):
                     self._queue.clear()
                 else:
@@ -323,6 +305,8 @@ class Batcher:
                 self._rows -= rows
                 self._bytes -= sum(pending.nbytes for pending in chosen)
                 return Batch(chosen, rows, max(chosen[0].received_ns, self._free_ns))
+            if only_full:
+                return None  # it would pass those of another kind that came before it
             alarm = min(alarm or due, due)
         self._set_alarm(alarm)
         return None

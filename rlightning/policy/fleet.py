@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing_extensions import Self
 
 from rlightning.errors import DeadlineExceededError, RemoteError, UnavailableError
+from rlightning.policy.calls import PolicyDescription
 from rlightning.policy.publisher import WeightPublisher, late_message
-from rlightning.policy.remote_policy import PolicyClient, PolicyDescription
+from rlightning.policy.remote_policy import PolicyClient
 from rlightning.rpc.replicas import Endpoint, resolve
 from rlightning.utils.config import ClientAuthConfig, RpcConfig
 from rlightning.utils.waiting import wait_within

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,32 +24,30 @@ from rlightning.errors import (
     RLightningError,
     UnavailableError,
 )
-from rlightning.policy.base_policy import BasePolicy, PolicyRole
-from rlightning.policy.batcher import Batcher, BatcherStats
+from rlightning.policy.base_policy import PolicyRole
+from rlightning.policy.batcher import Batcher
+from rlightning.policy.batcher_stats import BatcherStats
 from rlightning.policy.builder import build_policy
-from rlightning.policy.inference import Inference, Part
+from rlightning.policy.inference import Part
 from rlightning.policy.layout import InputLayout
-from rlightning.policy.pending import Answer, Pending
+from rlightning.policy.pending import Pending
+from rlightning.policy.runner import WARM_UP_ID, PolicyRunner
 from rlightning.policy.state import GroupState, StateBudget, StateLayout, StateUse
 from rlightning.policy.weight_store import Weights, WeightStore, read_weights
 from rlightning.policy.weights import (
     check_numbers,
     check_weights,
-    load_weights,
     parse_weights,
     policy_weights,
 )
 from rlightning.rpc.spec import check_spec
-from rlightning.types import EnvMeta, EnvRet, Mode, MultiAgentEnvRet, PolicyResponse
+from rlightning.types import EnvMeta, EnvRet, Mode, MultiAgentEnvRet
 from rlightning.utils.config import PolicyConfig
 from rlightning.utils.failpoints import failpoint
 from rlightning.utils.waiting import wait_within
 
 _LOG = logging.getLogger(__name__)
 
-# The first inferences pay for caches and threads that later ones find ready.
-_WARM_UP_BATCHES = 3
-_WARM_UP_ID = "warm-up"
 # How many rows a client has is what it says: they are not worth more than this before one came.
 _WARM_UP_BYTES = 16 * 2**20
 # The next learner counts on from the version in use, so the one after it must fit its field too.
@@ -89,9 +87,10 @@ class PolicyHost:
             queue_rows=config.queue_rows,
             queue_bytes=config.queue_bytes,
             inline_below_us=config.inline_below_us if on_cpu else 0,
+            stages_ahead=not on_cpu,
         )
         self.meta: EnvMeta | None = None
-        self._runner: _Runner | None = None
+        self._runner: PolicyRunner | None = None
         self._weights: Weights | None = None
         self._changed = asyncio.Event()
         # Making the network and installing weights exclude each other.
@@ -366,7 +365,7 @@ class PolicyHost:
             self._changed.set()
             self._changed = asyncio.Event()
 
-    def _load(self, runner: _Runner, tensors: dict[str, Tensor], weights: Weights) -> None:
+    def _load(self, runner: PolicyRunner, tensors: dict[str, Tensor], weights: Weights) -> None:
         runner.load(tensors, weights.version)
         self._reseed(weights)
 
@@ -376,7 +375,7 @@ class PolicyHost:
             drawn = np.random.SeedSequence([self._config.seed or 0, digest]).generate_state(1)
             self._policy.seed_actions(int(drawn[0]))
 
-    def _stage(self, weights: Weights, runner: _Runner | None) -> dict[str, Tensor]:
+    def _stage(self, weights: Weights, runner: PolicyRunner | None) -> dict[str, Tensor]:
         tensors = parse_weights(weights.data)
         if runner is not None:
             check_weights(policy_weights(self._policy), tensors)
@@ -384,17 +383,16 @@ class PolicyHost:
         device = self._policy.device
         return {name: tensor.to(device) for name, tensor in tensors.items()}
 
-    async def _make_runner(self, meta: EnvMeta) -> _Runner:
+    async def _make_runner(self, meta: EnvMeta) -> PolicyRunner:
         if meta.observation_space is None or meta.action_space is None:
             raise PreconditionError("the spec names no observation space or no action space")
         layout = InputLayout(meta.observation_space)
-        runner = _Runner(self._policy, layout)
         weights = self._weights
 
-        def make() -> None:
+        def make() -> PolicyRunner:
             try:
                 self._policy.init_eval(env_meta=meta)
-                runner.prepare()
+                runner = PolicyRunner(self._policy, layout)
             except RLightningError:
                 raise
             except Exception as error:
@@ -405,9 +403,10 @@ class PolicyHost:
                 ) from error
             if weights is not None:
                 self._load(runner, parse_weights(weights.data), weights)
+            return runner
 
         try:
-            await self.batcher.run(make)
+            runner = await self.batcher.run(make)
         except InvalidRequestError as error:
             assert weights is not None
             raise PreconditionError(f"version {weights.version}: {error}") from error
@@ -432,7 +431,7 @@ class PolicyHost:
         stats, self.batcher.stats = self.batcher.stats, BatcherStats()
         try:
             with suppress(RLightningError):  # as the warm-up has told
-                await rehearse(kind(_WARM_UP_ID, observation, *flags))
+                await rehearse(kind(WARM_UP_ID, observation, *flags))
         finally:
             # Runs behind what was rehearsed, also when whoever opened the group has gone meanwhile.
             await asyncio.shield(self._end_rehearsal(stats))
@@ -440,48 +439,3 @@ class PolicyHost:
     async def _end_rehearsal(self, stats: BatcherStats) -> None:
         await self.batcher.run(lambda: self._reseed(self._weights))
         self.batcher.stats = stats
-
-
-class _Runner:
-    """The policy with the version of its weights; on the inference thread."""
-
-    def __init__(self, policy: BasePolicy, layout: InputLayout) -> None:
-        self.layout = layout
-        self.states: StateLayout | None = None
-        self._policy = policy
-        self._inference = Inference(policy, layout)
-
-    def prepare(self) -> None:
-        """Learns of the policy's state, once its network exists."""
-        self.states = StateLayout.of(self._policy)
-        self._inference = Inference(self._policy, self.layout, self.states)
-
-    @property
-    def sizes(self) -> list[int]:
-        """The rows that a batch can have, if they are few."""
-        return self._inference.sizes
-
-    def run(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
-        answers = self._inference.run_each(parts, mode)
-        version = self._policy.weights_version
-        for answer in answers:
-            if isinstance(answer, PolicyResponse):
-                answer.policy_version = version
-        return answers
-
-    def load(self, weights: dict[str, Tensor], version: int) -> None:
-        load_weights(self._policy, weights)
-        self._policy.weights_version = version
-        if self.states is not None:
-            self.states.refresh()
-
-    def warm_up(self, rows: int) -> None:
-        values = self.layout.zeros(rows)
-        try:
-            for _ in range(_WARM_UP_BATCHES):
-                part = Part(_WARM_UP_ID, values, rows)
-                if self.states is not None:
-                    part.state = StateUse(GroupState(rows), np.arange(rows), None, fresh=True)
-                self._inference.run([part], Mode.EXPLORE)
-        except PolicyError as error:
-            _LOG.warning("warming up with zeros failed: %s", error)

@@ -18,7 +18,7 @@ from rlightning.errors import PolicyError
 from rlightning.policy.base_policy import BasePolicy, PolicyInput
 from rlightning.policy.layout import InputLayout
 from rlightning.policy.pending import Answer
-from rlightning.policy.staging import Staging
+from rlightning.policy.staging import Staged, Staging
 from rlightning.policy.state import GroupState, StateLayout, StateUse
 from rlightning.types import Mode, MultiAgentPolicyResponse, PolicyResponse
 from rlightning.utils.conversions import array_of
@@ -29,6 +29,8 @@ PADDING_ID = ""
 """What stands for an env id in rows that only fill a batch."""
 
 _AS_IT_IS = nullcontext()
+# Kinds of dtypes.
+_HAVE_NAN = "fc"
 
 
 @dataclass(slots=True)
@@ -48,8 +50,27 @@ class Part:
     state: StateUse | None = None
 
 
+@dataclass(slots=True)
+class StagedBatch:
+    """The rows of a batch, put together.
+
+    Attributes:
+        parts: Its groups.
+        sizes: Rows of each.
+        rows: Rows of all.
+        padding: Rows of zeros behind them.
+        inputs: The arrays.
+    """
+
+    parts: Sequence[Part]
+    sizes: Sequence[int]
+    rows: int
+    padding: int
+    inputs: Staged
+
+
 class Inference:
-    """Runs a policy on batches of one spec. For one thread at a time.
+    """Runs a policy on batches of one spec. For one thread at a time, `stage` apart.
 
     Args:
         policy: Its network exists.
@@ -87,7 +108,7 @@ class Inference:
                 action that is NaN; the message names the env ids. State is what it was before.
         """
         answers = []
-        for answer in self._run(parts, mode, together=True):
+        for answer in self._run(self.stage(parts), mode, together=True):
             if isinstance(answer, PolicyError):
                 raise answer
             answers.append(answer)
@@ -103,19 +124,33 @@ class Inference:
         Raises:
             PolicyError: As `run`, for what went wrong with all of them.
         """
-        return self._run(parts, mode, together=False)
+        return self._run(self.stage(parts), mode)
 
-    def _run(self, parts: Sequence[Part], mode: Mode, *, together: bool) -> list[Answer]:
+    def stage(self, parts: Sequence[Part]) -> StagedBatch:
+        """Puts the rows of a batch together on the device, for `run_staged`.
+
+        On CUDA also from another thread, for the next batch while one runs.
+        """
         sizes = [part.rows or 1 for part in parts]
         rows = sum(sizes)
         values = [part.values for part in parts]
-        groups = [(part.env_id, size) for part, size in zip(parts, sizes, strict=True)]
         padding = self._padding(rows)
         if padding:
             values.append(self._zeros(values[0], padding))
+        return StagedBatch(
+            parts, sizes, rows, padding, self._staging.gather(values, rows + padding)
+        )
+
+    def run_staged(self, batch: StagedBatch, mode: Mode) -> list[Answer]:
+        """Does what `run_each` does with a batch that was put together before."""
+        return self._run(batch, mode)
+
+    def _run(self, staged: StagedBatch, mode: Mode, *, together: bool = False) -> list[Answer]:
+        parts, rows, padding = staged.parts, staged.rows, staged.padding
+        groups = [(part.env_id, size) for part, size in zip(parts, staged.sizes, strict=True)]
+        if padding:
             groups.append((PADDING_ID, padding))
-        gathered = self._staging.gather(values, rows + padding)
-        observation, reward, terminated, truncated = self._layout.build(gathered)
+        observation, reward, terminated, truncated = self._layout.build(staged.inputs.take())
         batch = PolicyInput(
             parts[0].env_id if len(parts) == 1 else "batch",
             observation,
@@ -147,7 +182,7 @@ class Inference:
             return [made(parts[0].env_id, **outputs)]
         answers: list[Answer] = []
         start = 0
-        for i, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        for i, (part, size) in enumerate(zip(parts, staged.sizes, strict=True)):
             where = start if part.rows is None else slice(start, start + size)
             answers.append(failed.get(i) or made(part.env_id, **_cut(outputs, where)))
             start += size
@@ -163,7 +198,10 @@ class Inference:
         The message names what is NaN and the first such row of the part.
         """
         failed: dict[int, PolicyError] = {}
-        for name, rows in _nan_rows(outputs.get("action"), "action"):
+        action = outputs.get("action")
+        if type(action) is np.ndarray and action.dtype.kind not in _HAVE_NAN:
+            return failed
+        for name, rows in _nan_rows(action, "action"):
             start = 0
             for i, part in enumerate(parts):
                 stop = start + (part.rows or 1)
@@ -233,10 +271,10 @@ def _arrays(data: Mapping[str, Any], rows: int, padded: int) -> dict[str, Any]:
 
 
 def _data(response: Any) -> dict[str, Any]:
-    if inspect.iscoroutine(response):
-        response.close()
-        raise PolicyError("rollout_step is a coroutine; write it as a function, which may block")
     if not isinstance(response, PolicyResponse):
+        if inspect.iscoroutine(response):
+            response.close()
+            raise PolicyError("rollout_step is a coroutine; write it as a function that may block")
         raise PolicyError(f"expected a PolicyResponse, got {type(response).__name__}")
     return response.to_dict()
 
@@ -249,7 +287,7 @@ def _nan_rows(value: Any, name: str) -> Iterator[tuple[str, npt.NDArray[np.bool_
     elif isinstance(value, tuple):
         for i, item in enumerate(value):
             yield from _nan_rows(item, f"{name}[{i}]")
-    elif isinstance(value, np.ndarray) and value.dtype.kind in "fc":
+    elif isinstance(value, np.ndarray) and value.dtype.kind in _HAVE_NAN:
         nan: npt.NDArray[np.bool_] = np.isnan(value)
         if nan.any():
             yield name, np.logical_or.reduce(nan.reshape(len(value), -1), axis=1)

@@ -180,7 +180,7 @@ def _count_rows(leaf: Leaf, value: Any) -> int | None:
     if leaf.dtype is None:
         return len(value) if isinstance(value, (tuple, list)) else None
     try:
-        shape = np.shape(value)
+        shape = value.shape if type(value) is np.ndarray else np.shape(value)
     except ValueError:  # `_check` says what it is
         return None
     return int(shape[0]) if len(shape) > len(leaf.shape) else None

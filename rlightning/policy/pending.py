@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
@@ -31,6 +31,10 @@ class Runner(Protocol):
         Raises:
             PolicyError: None could be computed.
         """
+        ...
+
+    def stage(self, parts: Sequence[Part]) -> Callable[[Mode], list[Answer]]:
+        """Does of a `run` what may be done while another one runs; returns the rest of it."""
         ...
 
 
@@ -95,6 +99,11 @@ class Pending:
         """Whether the answer is an error: nothing was inferred, or it does not count."""
         return self._error is not None
 
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that answered; 0 before that, and without one."""
+        return getattr(self._response, "policy_version", 0)
+
     async def wait(self) -> tuple[PolicyResponse, StageTimes]:
         """Waits for the answer; any number of tasks may, and may be cancelled.
 
@@ -143,6 +152,7 @@ class Batch:
         end_ns: When it ended.
         answers: One for each request; None if the batch failed.
         error: Why it failed.
+        rest: What is left to do, once `stage` has done its part.
     """
 
     pendings: list[Pending]
@@ -152,19 +162,43 @@ class Batch:
     end_ns: int = 0
     answers: list[Answer] | None = None
     error: Exception | None = None
+    rest: Callable[[Mode], list[Answer]] | None = None
+
+    @property
+    def staged(self) -> bool:
+        """Whether `stage` is over."""
+        return self.rest is not None or self.error is not None
+
+    def stage(self) -> None:
+        """Puts the batch together, for `execute` to run; never raises."""
+        try:
+            self.rest = self.pendings[0].runner.stage(self._parts())
+        except Exception as error:
+            self._fail(error)
 
     def execute(self) -> None:
         """Runs the inference; never raises."""
-        parts = [pending.part for pending in self.pendings if pending.part is not None]
         self.start_ns = time.monotonic_ns()
-        try:
-            self.answers = self.pendings[0].runner.run(parts, self.pendings[0].mode)
-        except PolicyError as error:
-            self.error = error
-        except (Exception, SystemExit) as error:  # no batch may end its thread, or go unanswered
-            _LOG.exception("inference failed")
-            self.error = PolicyError(f"inference failed: {type(error).__name__}: {error}")
+        if self.error is None:
+            first = self.pendings[0]
+            rest, self.rest = self.rest, None  # it holds on to the rows
+            try:
+                if rest is None:
+                    self.answers = first.runner.run(self._parts(), first.mode)
+                else:
+                    self.answers = rest(first.mode)
+            except PolicyError as error:
+                self.error = error
+            except (Exception, SystemExit) as error:  # no batch may end its thread unanswered
+                self._fail(error)
         self.end_ns = time.monotonic_ns()
+
+    def _parts(self) -> list[Part]:
+        return [pending.part for pending in self.pendings if pending.part is not None]
+
+    def _fail(self, error: BaseException) -> None:
+        _LOG.error("inference failed", exc_info=error)
+        self.error = PolicyError(f"inference failed: {type(error).__name__}: {error}")
 
     def answer(self) -> None:
         """Gives each request its answer, or all the error."""

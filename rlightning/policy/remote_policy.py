@@ -1,11 +1,11 @@
-"""The client of a policy server: asks for actions, sends and fetches weights; needs no torch."""
+"""The client of a policy server, which asks for actions; needs no torch."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -18,22 +18,16 @@ from rlightning.errors import (
     ConfigError,
     DeadlineExceededError,
     PolicyError,
-    PreconditionError,
     RemoteError,
     ResourceExhaustedError,
     UnavailableError,
 )
 from rlightning.latency import ActTimes, ClockOffset, LatencyStats
 from rlightning.latency.stages import ACT, ActStamps
+from rlightning.policy.calls import CALL_TIMEOUT_S, PolicyCalls
 from rlightning.policy.carried import CarriedState
 from rlightning.policy.replicas import Replicas
-from rlightning.policy.transfer import (
-    SERVICE,
-    describe,
-    fetch_weights,
-    keep_lease,
-    send_weights,
-)
+from rlightning.policy.transfer import SERVICE
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.client import SessionClient
 from rlightning.rpc.replicas import Endpoint
@@ -47,53 +41,19 @@ from rlightning.v1.session_pb2 import Stages, Timing
 from rlightning.wire import (
     Reader,
     Writer,
-    fill_env_ret,
+    fill_observation,
     fill_value,
-    read_env_meta,
     read_policy_response,
     read_value,
 )
 
-_CALL_TIMEOUT_S = 30.0
 # How long the first heartbeat of a session may take before it is not waited for any more.
 _EXCHANGE_S = 1.0
-# How long one call waits for newer weights; then it is made anew.
-_WATCH_S = 30.0
 
 _Session = SessionClient[pb.ActRequest, pb.ActResponse]
 
 
-@dataclass(frozen=True)
-class PolicyDescription:
-    """What a policy server is doing.
-
-    Attributes:
-        library_version: Of the server.
-        policy_version: Version of the weights of `default` in use; 0 before the first publish.
-        sessions: Sessions now open.
-        serving: Whether it answers sessions.
-        stats: Counters, and latency figures {count, mean, p50, p90, p99, max} in seconds, by name.
-        spec: The spaces that it acts in; None before a group has asked.
-    """
-
-    library_version: str
-    policy_version: int
-    sessions: int
-    serving: bool
-    stats: Mapping[str, Any]
-    spec: EnvMeta | None = None
-
-    def version_of(self, policy: str) -> int:
-        """Returns the version of a policy's weights; 0 before the first publish, or without one."""
-        if policy in {"", DEFAULT_POLICY}:
-            return self.policy_version
-        found: Any = self.stats
-        for key in ("policies", policy, "policy_version"):
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found if isinstance(found, int) else 0
-
-
-class PolicyClient:
+class PolicyClient(PolicyCalls):
     """Asks a policy server for actions, publishes and pulls weights, over one connection.
 
     `act` needs a session, which `start` opens; it is resumed by itself after a cut or a restart of
@@ -140,14 +100,13 @@ class PolicyClient:
         addresses = [address] if isinstance(address, str) else list(address)
         if not addresses:
             raise ConfigError("a PolicyClient needs an address")
+        super().__init__(connect(addresses[0], rpc=rpc, auth=auth), policy)
         self.stats = LatencyStats() if stats is None else stats
         self.one_way_unknown = 0
         self._answered: tuple[int, tuple[Any, ...]] | None = None
         self._rpc = rpc
         self._auth = auth
-        self._policy = policy
         self._endpoint = Endpoint(addresses[0], addresses[0])
-        self._channel = connect(addresses[0], rpc=rpc, auth=auth)
         self._own_replicas: Replicas | None = None
         if replicas is None:
             replicas = self._own_replicas = Replicas(addresses, rpc=rpc, auth=auth)
@@ -156,7 +115,6 @@ class PolicyClient:
         self._client_id = client_id or f"policy-client-{uuid.uuid4().hex[:16]}"
         self._act_timeout_s = act_timeout_s
         self._session: _Session | None = None
-        self._offset = ClockOffset()
         self._ask: _Ask | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._seq = 0
@@ -164,11 +122,6 @@ class PolicyClient:
         self._recurrent = False
         self._carried: CarriedState | None = None
         self._unanswered: EnvRet | None = None
-
-    @property
-    def address(self) -> str:
-        """Address of the server."""
-        return self._channel.address
 
     @property
     def times(self) -> ActTimes | None:
@@ -183,7 +136,7 @@ class PolicyClient:
         """The server's clock against this one: as the session knows it, or else as `describe`."""
         return self._offset if self._session is None else self._session.offset
 
-    async def start(self, timeout_s: float = _CALL_TIMEOUT_S) -> None:
+    async def start(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Opens the session.
 
         Raises:
@@ -287,7 +240,7 @@ class PolicyClient:
         deadline_ns = begun_ns + int(self._act_timeout_s * 1e9)
         ask = _Ask(
             self._seq,
-            _for_policy(env_ret, recurrent=self._recurrent),
+            env_ret,
             mode,
             purpose,
             reset_state,
@@ -316,136 +269,6 @@ class PolicyClient:
             if self._answered is not None:
                 response.mark_left(partial(_left, *self._answered))
         return response
-
-    async def publish_weights(
-        self,
-        version: int,
-        data: bytes,
-        *,
-        learner_id: str = "learner",
-        timeout_s: float = 60.0,
-        retry: bool = True,
-    ) -> int:
-        """Sends weights to one server and waits until they are in use.
-
-        Args:
-            version: Above every version before.
-            data: A safetensors file.
-            learner_id: Who publishes.
-            timeout_s: How long to try, in seconds.
-            retry: Try again while the server cannot be reached.
-
-        Returns:
-            The version in use.
-
-        Raises:
-            PreconditionError: The server has a higher version, or another one under this number.
-            AlreadyExistsError: Another learner holds the lease on publishing.
-            InvalidRequestError: They do not fit the network; the message lists names and shapes.
-            ResourceExhaustedError: They pass `policy.max_weights_bytes`.
-            UnavailableError: The server could not be reached in time.
-        """
-        return await send_weights(
-            self._channel,
-            version,
-            data,
-            learner_id=learner_id,
-            timeout_s=timeout_s,
-            retry=retry,
-            policy=self._policy,
-        )
-
-    async def pull_weights(
-        self,
-        min_version: int = 0,
-        *,
-        timeout_s: float = 60.0,
-        max_bytes: int | None = None,
-        flowing: bool = False,
-    ) -> tuple[int, bytes]:
-        """Returns version and safetensors bytes of the weights in use.
-
-        Args:
-            min_version: Wait until the version is at least this.
-            timeout_s: How long to try and wait, in seconds.
-            max_bytes: The most that is taken; None: what the server announces.
-            flowing: Give up a server that sends nothing, or less than 64 KiB a second, for 10 s.
-
-        Raises:
-            NotFoundError: None were ever published.
-            DeadlineExceededError: They did not come in time.
-            PreconditionError: `min_version` did not come in time; the message tells which one is
-                there.
-            RemoteError: What came is not what was announced.
-        """
-        return await fetch_weights(
-            self._channel,
-            min_version,
-            timeout_s=timeout_s,
-            policy=self._policy,
-            max_bytes=max_bytes,
-            flowing=flowing,
-        )
-
-    async def watch_weights(self, version: int = 0) -> AsyncIterator[tuple[int, bytes]]:
-        """Yields version and bytes of the weights whenever there are newer ones; never ends.
-
-        Versions that are replaced before they are fetched are skipped. While the server cannot be
-        reached, it is waited for.
-
-        Args:
-            version: The last one that the caller has.
-        """
-        while True:
-            try:
-                version, data = await self.pull_weights(version + 1, timeout_s=_WATCH_S)
-            except (PreconditionError, UnavailableError, DeadlineExceededError) as error:
-                if isinstance(error, PreconditionError) and error.reason != "VERSION_TOO_OLD":
-                    raise
-                continue
-            yield version, data
-
-    async def keep_lease(
-        self, learner_id: str, *, leaving: bool = False, timeout_s: float = _CALL_TIMEOUT_S
-    ) -> int:
-        """Takes or keeps the lease on publishing, which ends by itself; or gives it up.
-
-        Args:
-            learner_id: Who publishes, unique among learners.
-            leaving: Give it up.
-            timeout_s: How long to wait for the answer, in seconds.
-
-        Returns:
-            The version in use.
-
-        Raises:
-            AlreadyExistsError: Another learner holds it; says for how long at the most.
-            UnavailableError: The server cannot be reached.
-        """
-        return await keep_lease(
-            self._channel,
-            learner_id,
-            policy=self._policy,
-            leaving=leaving,
-            timeout_s=timeout_s,
-        )
-
-    async def describe(self, *, timeout_s: float = _CALL_TIMEOUT_S) -> PolicyDescription:
-        """Returns what the server is doing.
-
-        Raises:
-            UnavailableError: The server could not be reached in time.
-        """
-        response = await describe(self._channel, self._offset, timeout_s=timeout_s)
-        reader = Reader(pb.PolicyServiceDescribeResponse, response.SerializeToString())
-        return PolicyDescription(
-            response.library_version,
-            response.policy_version,
-            response.sessions,
-            response.serving,
-            read_value(reader.message.stats, reader),
-            read_env_meta(reader.message.spec, reader) if response.HasField("spec") else None,
-        )
 
     async def _route(self) -> Channel:
         # What servers say at once is the version of `default`.
@@ -485,12 +308,12 @@ class PolicyClient:
         step.epoch = session.epoch
         step.mode = int(ask.mode)  # type: ignore[assignment]  # stubs want the generated enum
         step.purpose = int(ask.purpose)  # type: ignore[assignment]
-        step.reset_state = ask.reset_state
+        if ask.reset_state:
+            step.reset_state = True
         if session.memory is not None:
             session.memory.begin(ask.sent_ns)
         writer = Writer(memory=session.memory)
-        # A policy acts on the observations of episodes that go on.
-        fill_env_ret(step.env_ret, ask.env_ret, writer, final=False)
+        fill_observation(step.env_ret, ask.env_ret, writer, episodes=self._recurrent)
         if self._carried is not None and not ask.reset_state:
             fill_value(step.state, self._carried.of(ask.env_ret), writer)
         data = writer.finish(request)
@@ -605,17 +428,3 @@ def _left(seq: int, stamps: tuple[Any, ...]) -> Left | None:
         return None
     left_ns = times.heard_ns - round(times.ways.downlink_s * 1e9)
     return left_ns, round(times.ways.uncertainty_s * 1e9)
-
-
-def _for_policy(env_ret: EnvRet, *, recurrent: bool) -> EnvRet:
-    """Returns what a policy gets of an EnvRet; the rest need not cross the network for it."""
-    return type(env_ret)(
-        env_ret.env_id,
-        env_ret.observation,
-        env_ret.last_reward,
-        env_ret.last_terminated,
-        env_ret.last_truncated,
-        ts_env_sent_ns=env_ret.ts_env_sent_ns,
-        episode_id=env_ret.episode_id if recurrent else None,
-        rows=env_ret.rows,
-    )

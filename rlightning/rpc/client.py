@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+import grpc.aio
 from google.protobuf.message import Message
 
 from rlightning.errors import (
@@ -463,12 +464,13 @@ class SessionClient(Generic[RequestT, ResponseT]):
 
     async def _read(self, stream: ClientStream) -> Reader[ResponseT] | None:
         try:
-            with status.remote_errors(peer=self.peer, method=self._method):
-                data: Any = await stream.call.read()
+            data: Any = await stream.call.read()
         except asyncio.CancelledError:
             if stream.lost is not None:
                 raise stream.lost from None
             raise
+        except grpc.aio.AioRpcError as error:
+            raise status.from_rpc_error(error, peer=self.peer, method=self._method) from error
         if data is EOF:
             return None
         stream.heard_ns = time.monotonic_ns()

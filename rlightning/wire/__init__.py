@@ -23,7 +23,13 @@ from rlightning.wire.env_meta import (
     fill_env_meta,
     read_env_meta,
 )
-from rlightning.wire.env_ret import decode_env_ret, encode_env_ret, fill_env_ret, read_env_ret
+from rlightning.wire.env_ret import (
+    decode_env_ret,
+    encode_env_ret,
+    fill_env_ret,
+    fill_observation,
+    read_env_ret,
+)
 from rlightning.wire.frame import (
     CHUNK_BYTES,
     ChunkJoiner,
@@ -67,6 +73,7 @@ __all__ = [
     "fill_batch",
     "fill_env_meta",
     "fill_env_ret",
+    "fill_observation",
     "fill_policy_response",
     "fill_space",
     "fill_tensor",

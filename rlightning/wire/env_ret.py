@@ -45,27 +45,20 @@ def decode_env_ret(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> EnvRet:
     return read_env_ret(r.message, r)
 
 
-def fill_env_ret(pb: env_ret_pb2.EnvRet, env_ret: EnvRet, w: Writer, *, final: bool = True) -> None:
+def fill_env_ret(pb: env_ret_pb2.EnvRet, env_ret: EnvRet, w: Writer) -> None:
     """Writes an EnvRet into its empty message.
 
     Args:
         pb: The message to fill.
         env_ret: What to send; nothing of it may change before `w.finish`.
         w: The writer of the whole message.
-        final: Whether to write what `info` says of ended rows, too.
 
     Raises:
         CodecError: Something in it cannot be sent; the path says where.
     """
-    set_text(pb, "env_id", env_ret.env_id)
-    _fill_field(pb.observation, env_ret.observation, "observation", w)
-    _fill_field(pb.last_reward, env_ret.last_reward, "last_reward", w)
-    _fill_field(pb.last_terminated, env_ret.last_terminated, "last_terminated", w)
-    _fill_field(pb.last_truncated, env_ret.last_truncated, "last_truncated", w)
+    fill_observation(pb, env_ret, w, episodes=True)
     info: Mapping[str, Any] = env_ret.info
-    if info and not final:
-        info = _without_final(info)
-    elif info and "final_rows" in info:
+    if info and "final_rows" in info:
         info = _fill_final(pb, info, w)
     if info:
         _fill_mapping(pb.info, info, "info", w)
@@ -74,23 +67,44 @@ def fill_env_ret(pb: env_ret_pb2.EnvRet, env_ret: EnvRet, w: Writer, *, final: b
         _check_extra(env_ret)
     if env_ret.executed_action is not None:
         _fill_field(pb.executed_action, env_ret.executed_action, "executed_action", w)
-    set_int(pb, "ts_env_sent_ns", env_ret.ts_env_sent_ns)
-    if isinstance(env_ret, MultiAgentEnvRet):
-        pb.multi_agent = True
     if env_ret.answered_seq:
         set_int(pb, "answered_seq", env_ret.answered_seq)
     if env_ret.chunk_index:
         set_int(pb, "chunk_index", env_ret.chunk_index)
     if env_ret.ts_observed_ns:
         set_int(pb, "ts_observed_ns", env_ret.ts_observed_ns)
-    if env_ret.episode_id is not None:
-        _extend(pb.episode_id, env_ret.episode_id, "episode_id")
     if env_ret.step is not None:
         _extend(pb.step, env_ret.step, "step")
-    if env_ret.rows is not None:
-        _extend(pb.rows, env_ret.rows, "rows")
     if env_ret.action_source is not None:
         _extend(pb.action_source, env_ret.action_source, "action_source")
+
+
+def fill_observation(
+    pb: env_ret_pb2.EnvRet, env_ret: EnvRet, w: Writer, *, episodes: bool = False
+) -> None:
+    """Writes what a policy gets of an EnvRet into its empty message: what else there is, it drops.
+
+    Args:
+        pb: The message to fill.
+        env_ret: Of whose rows observation, reward and flags are sent; as for `fill_env_ret`.
+        w: The writer of the whole message.
+        episodes: Whether to say which episodes they belong to, as a policy that keeps state needs.
+
+    Raises:
+        CodecError: As `fill_env_ret`.
+    """
+    set_text(pb, "env_id", env_ret.env_id)
+    _fill_field(pb.observation, env_ret.observation, "observation", w)
+    _fill_field(pb.last_reward, env_ret.last_reward, "last_reward", w)
+    _fill_field(pb.last_terminated, env_ret.last_terminated, "last_terminated", w)
+    _fill_field(pb.last_truncated, env_ret.last_truncated, "last_truncated", w)
+    set_int(pb, "ts_env_sent_ns", env_ret.ts_env_sent_ns)
+    if isinstance(env_ret, MultiAgentEnvRet):
+        pb.multi_agent = True
+    if episodes and env_ret.episode_id is not None:
+        _extend(pb.episode_id, env_ret.episode_id, "episode_id")
+    if env_ret.rows is not None:
+        _extend(pb.rows, env_ret.rows, "rows")
 
 
 def _fill_field(pb: tensor_pb2.Value, value: Any, name: str, w: Writer) -> None:

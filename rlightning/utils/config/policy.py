@@ -82,7 +82,8 @@ class PolicyConfig(Config):
             each of which is warmed up before the first answer: rows of zeros, whose answers nobody
             sees, fill it. `auto`: on CUDA; `always`, `never`.
         compile: Mode of `torch.compile` for the networks that act: `default`, `reduce-overhead`
-            (CUDA graphs, one for each size of batch), `max-autotune`; `none` runs them as they are.
+            and `max-autotune` (both with CUDA graphs, one for each size of batch, for which servers
+            need torch 2.13); `none` runs them as they are.
         autocast: Type in which the networks that act compute where torch deems that safe:
             `bfloat16`, `float16`; `none`: that of their weights.
         inline_below_us: On the CPU, batches whose inference is known to take less than this run on

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -28,6 +29,7 @@ class Recorder:
 
     def __init__(self, gate: threading.Event | None = None) -> None:
         self.batches: list[tuple[list[str], Mode]] = []
+        self.staged: list[list[str]] = []
         self.threads: set[str] = set()
         self.entered = threading.Event()
         self._gate = gate
@@ -48,6 +50,12 @@ class Recorder:
             else PolicyResponse(part.env_id, action=part.rows)
             for part in parts
         ]
+
+    def stage(self, parts: Sequence[Part]) -> Callable[[Mode], list[Answer]]:
+        self.staged.append([part.env_id for part in parts])
+        if any(part.env_id == "unstaged" for part in parts):
+            raise ValueError("no memory")
+        return partial(self.run, parts)
 
 
 def part(env_id: str = "a", rows: int | None = 1) -> Part:
@@ -313,6 +321,80 @@ async def test_short_batches_move_to_the_loop_and_long_ones_back_to_the_thread()
     await batcher.submit(runner, part("a", 1000), EXPLORE)
     assert batcher.stats.inline_batches == inline
     await batcher.close()
+
+
+async def test_a_full_batch_is_put_together_while_another_one_runs() -> None:
+    gate = threading.Event()
+    batcher, runner = start(groups=3, max_batch_rows=4, stages_ahead=True), Recorder(gate)
+    first = batcher.enqueue(runner, part("a", 4), EXPLORE)
+    await until(runner.entered.is_set)
+    assert runner.staged == []
+    half = batcher.enqueue(runner, part("b", 2), EXPLORE)
+    await asyncio.sleep(0.01)
+    assert runner.staged == []  # another one may join it
+    other = batcher.enqueue(runner, part("c", 2), EXPLORE)
+    await until(lambda: runner.staged == [["b", "c"]])
+    last = batcher.enqueue(runner, part("d", 4), EXPLORE)
+    swapped = asyncio.ensure_future(batcher.run(lambda: len(runner.batches)))
+    await asyncio.sleep(0)
+    assert [ids for ids, _ in runner.batches] == [["a"]]
+    gate.set()
+    for pending in (first, half, other, last):
+        await pending.wait()
+    assert [ids for ids, _ in runner.batches] == [["a"], ["b", "c"], ["d"]]
+    assert await swapped == 1  # no batch comes before a function that waits
+    assert (batcher.stats.batches, batcher.stats.rows) == (3, 12)
+    assert batcher.queued_rows == 0
+    await batcher.close()
+
+
+async def test_what_is_put_together_ahead_passes_nobody_of_another_kind() -> None:
+    gate = threading.Event()
+    batcher = start(groups=5, max_batch_rows=2, stages_ahead=True)
+    runner, other = Recorder(gate), Recorder()
+    asked = [batcher.enqueue(runner, part("a", 2), EXPLORE)]
+    await until(runner.entered.is_set)
+    asked.append(batcher.enqueue(other, part("b", 1), EXPLORE))
+    asked += [batcher.enqueue(runner, part(name, 2), EXPLORE) for name in "cd"]
+    await asyncio.sleep(0.01)
+    assert runner.staged == []
+    gate.set()
+    await asked[1].wait()
+    assert [ids for ids, _ in runner.batches] == [["a"]]
+    await asyncio.gather(*(pending.wait() for pending in asked))
+    await batcher.close()
+
+
+async def test_a_batch_that_cannot_be_put_together_is_an_error_of_its_own() -> None:
+    gate = threading.Event()
+    batcher, runner = start(groups=2, max_batch_rows=2, stages_ahead=True), Recorder(gate)
+    running = batcher.enqueue(runner, part("a", 2), EXPLORE)
+    await until(runner.entered.is_set)
+    wrong = batcher.enqueue(runner, part("unstaged", 2), EXPLORE)
+    await until(lambda: runner.staged)
+    after = batcher.enqueue(runner, part("b", 2), EXPLORE)
+    gate.set()
+    with pytest.raises(PolicyError, match="inference failed: ValueError: no memory"):
+        await wrong.wait()
+    await asyncio.gather(running.wait(), after.wait())
+    await batcher.close()
+
+
+async def test_closing_fails_what_was_put_together_ahead() -> None:
+    gate = threading.Event()
+    batcher, runner = start(groups=2, max_batch_rows=2, stages_ahead=True), Recorder(gate)
+    running = batcher.enqueue(runner, part("a", 2), EXPLORE)
+    await until(runner.entered.is_set)
+    ahead = batcher.enqueue(runner, part("b", 2), EXPLORE)
+    await until(lambda: runner.staged)
+    closing = asyncio.ensure_future(batcher.close())
+    await asyncio.sleep(0)
+    gate.set()
+    await closing
+    with pytest.raises(UnavailableError):
+        await ahead.wait()
+    await running.wait()
+    assert len(runner.batches) == 1
 
 
 async def test_a_function_runs_between_two_batches() -> None:

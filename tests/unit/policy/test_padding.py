@@ -184,14 +184,3 @@ def test_networks_that_act_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None
     np.testing.assert_allclose(got.value, expected.value, atol=1e-5)
     assert modes == ["reduce-overhead"] * 2
     assert set(policy.get_param_fingerprint()) == set(reference.get_param_fingerprint())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_graphs_of_cuda_answer_alike() -> None:
-    policy, space = make("cnn", compile="reduce-overhead", device="cuda")
-    reference, _ = make("cnn")
-    for rows in (1, 3, 8, 3, 1):
-        ret = EnvRet("a", observations(space, rows))
-        (got,), (expected,) = (infer(one, space, [ret]) for one in (policy, reference))
-        np.testing.assert_allclose(got.value, expected.value, atol=1e-3)

@@ -49,7 +49,7 @@ def fresh(version: int, *, seed: int = 0, **config: Any) -> Weights:
 
 async def test_it_is_warmed_up_with_few_rows_where_they_are_large() -> None:
     space = gym.spaces.Box(0, 255, (1000, 1000), np.uint8)
-    with patch("rlightning.policy.host._Runner.warm_up") as warm_up:
+    with patch("rlightning.policy.host.PolicyRunner.warm_up") as warm_up:
         async with running(model_cfg={"hidden": [1]}) as host:
             await host.open_group(EnvMeta("a", gym.spaces.Discrete(2), space, 2**20))
     warm_up.assert_called_once_with(16)

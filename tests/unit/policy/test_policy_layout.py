@@ -162,7 +162,7 @@ def test_rows_of_several_groups_lie_one_below_the_other() -> None:
     layout = InputLayout(ROBOT)
     staging = Staging(layout.leaves, CPU)
     parts = [layout.flatten(EnvRet(str(n), robot(n, fill=n)))[0] for n in (1, 3, 2)]
-    observation, reward, *_ = layout.build(staging.gather(parts, 6))
+    observation, reward, *_ = layout.build(staging.gather(parts, 6).take())
     assert observation["camera"].shape == (6, 2, 2, 3)
     assert observation["camera"].dtype == torch.uint8
     assert observation["joints"][0][:, 0].tolist() == [1, 3, 3, 3, 2, 2]
@@ -176,10 +176,10 @@ def test_views_of_a_message_are_copied_into_aligned_memory() -> None:
     staging = Staging(layout.leaves, CPU)
     raw = b"\0" + vector(2).tobytes()
     unaligned = np.frombuffer(raw, np.float32, 8, offset=1).reshape(2, 4)
-    batch = staging.gather([layout.flatten(EnvRet("a", unaligned))[0]], 2)
+    batch = staging.gather([layout.flatten(EnvRet("a", unaligned))[0]], 2).take()
     assert batch[0].data_ptr() % 16 == 0
     assert batch[0].tolist() == vector(2).tolist()
-    again = staging.gather([layout.flatten(EnvRet("a", vector(2)))[0]], 2)
+    again = staging.gather([layout.flatten(EnvRet("a", vector(2)))[0]], 2).take()
     assert again[0].data_ptr() == batch[0].data_ptr()
 
 
@@ -187,10 +187,10 @@ def test_staging_grows_and_keeps_a_bounded_number_of_views() -> None:
     layout = InputLayout(VECTOR)
     staging = Staging(layout.leaves, CPU)
     for rows in range(1, 600):
-        batch = staging.gather([layout.flatten(EnvRet("a", vector(rows)))[0]], rows)
+        batch = staging.gather([layout.flatten(EnvRet("a", vector(rows)))[0]], rows).take()
         assert batch[0].shape == (rows, 4)
         assert batch[0][-1, -1] == 4 * rows - 1
-    assert len(staging._views) <= 256
+    assert len(next(staging._slots).views) <= 256
 
 
 def test_tensors_of_an_env_on_the_device_are_not_copied() -> None:
@@ -199,7 +199,7 @@ def test_tensors_of_an_env_on_the_device_are_not_copied() -> None:
     tensor = torch.ones(2, 4)
     values, rows = layout.flatten(EnvRet("a", tensor, torch.ones(2)))
     assert rows == 2
-    assert staging.gather([values], 2)[0] is tensor
-    assert staging.gather([values, values], 4)[0].shape == (4, 4)
+    assert staging.gather([values], 2).take()[0] is tensor
+    assert staging.gather([values, values], 4).take()[0].shape == (4, 4)
     with pytest.raises(InvalidRequestError, match=r"got float64\[2, 4\]"):
         layout.flatten(EnvRet("a", tensor.double()))

@@ -23,7 +23,7 @@ from rlightning.wire import (
     encode_env_ret,
     encode_policy_response,
     encode_value,
-    fill_env_ret,
+    fill_observation,
 )
 
 
@@ -107,11 +107,18 @@ def test_what_ended_travels_in_fields_of_its_own():
     assert list(env_ret.info)[1] == "final_rows"  # the sender's dict is as it was
 
 
-def test_what_ended_may_be_left_out():
+def test_a_policy_gets_observation_reward_and_flags_alone():
     info = {"score": 1, "final_rows": np.array([1]), "final_observation": np.zeros((1, 4))}
-    message, writer = env_ret_pb2.EnvRet(), Writer()
-    fill_env_ret(message, make_env_ret(info=info), writer, final=False)
-    assert decode_env_ret(writer.finish(message)).info == {"score": 1}
+    full = make_env_ret(info=info, episode_id=[7, 8, 9], step=[1, 2, 3], answered_seq=4)
+    for episodes, expected in ((False, None), (True, [7, 8, 9])):
+        message, writer = env_ret_pb2.EnvRet(), Writer()
+        fill_observation(message, full, writer, episodes=episodes)
+        got = decode_env_ret(writer.finish(message))
+        assert (got.env_id, got.info, got.step, got.answered_seq) == (full.env_id, {}, None, 0)
+        assert got.ts_env_sent_ns == full.ts_env_sent_ns
+        for name in ("observation", "last_reward", "last_terminated", "last_truncated"):
+            np.testing.assert_equal(getattr(got, name), getattr(full, name))
+        assert got.episode_id is None if expected is None else got.episode_id.tolist() == expected
 
 
 def test_nothing_ended_means_no_keys():
