@@ -254,6 +254,7 @@ class DurableStore:
                     state,
                     notes={POSITION: str(position)},
                     before_rename=self.settled,
+                    spare=directory.spare,
                 )
             except OSError as error:
                 raise ResourceExhaustedError(

@@ -63,6 +63,10 @@ class DataContainer(StoredRows):
 
     # Writing.
 
+    def takes_in_parts(self, count: int) -> bool:
+        """Tells whether so many transitions replace the same ones if they are pushed in parts."""
+        return self._removal == "fifo" and count <= self.capacity
+
     def push(self, data: Any, lengths: Sequence[int] | None = None) -> None:
         """Appends transitions of one episode; copies them.
 

@@ -1,8 +1,8 @@
 """Arrays of which somebody wants the rows as they were, while others write on.
 
-Who writes into an array that may be frozen says so first, with `before_write`. What was not copied
+Who writes into an array that may be frozen says so first, with `before_write`. What was not read
 yet is then copied, a chunk at a time. Without a frozen array this costs a look at an empty dict.
-Everything here happens in one thread.
+Everything here happens in one thread, but for what others do with a chunk.
 """
 
 from __future__ import annotations
@@ -70,12 +70,17 @@ class Frozen:
         return int(self.array[: self._step].nbytes)
 
     def chunks(self) -> Iterator[tuple[int, Array]]:
-        """Yields number and rows of each chunk, copied; those first that writers had to copy."""
-        while self._kept or self._waiting:
+        """Yields number and rows of each chunk, those first that writers had to copy.
+
+        The others are the rows themselves. A chunk that somebody writes into before the next one is
+        asked for comes once more, as it was.
+        """
+        for number in range(self.chunk_count):
             yield from self.kept()
-            if self._waiting:
-                number = min(self._waiting)
-                yield number, self._copy(number)
+            if number in self._waiting:
+                yield number, self._rows_of(number)
+                self._let_go(number)
+        yield from self.kept()
 
     def kept(self) -> Iterator[tuple[int, Array]]:
         """Yields number and rows of the chunks that writers had to copy; each once."""
@@ -105,16 +110,19 @@ class Frozen:
             numbers = np.unique(np.atleast_1d(rows) // self._step).tolist()
         for number in numbers:
             if number in self._waiting:
-                chunk = self._kept[number] = self._copy(number)
+                chunk = self._kept[number] = self._rows_of(number).copy()
                 self.kept_bytes += chunk.nbytes
+                self._let_go(number)
 
-    def _copy(self, number: int) -> Array:
-        self._waiting.remove(number)
+    def _rows_of(self, number: int) -> Array:
+        start = number * self._step
+        rows: Array = self.array[start : min(start + self._step, self.rows)]
+        return rows
+
+    def _let_go(self, number: int) -> None:
+        self._waiting.discard(number)
         if not self._waiting:
             self._unlist()
-        start = number * self._step
-        copied: Array = self.array[start : min(start + self._step, self.rows)].copy()
-        return copied
 
     def _unlist(self) -> None:
         listed = _frozen.get(id(self.array), [])
