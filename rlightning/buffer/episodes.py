@@ -211,8 +211,9 @@ class EpisodeGroup(Group):
         if self._postprocess_fn is not None:
             self._finished.extend(self._episodes_of(rows, lengths))
             return
+        layouts = {name: column.layout for name, column in self.columns.items()}
         for part in self._parts(lengths):
-            self._push_episodes(rows[part], lengths[part])
+            self._push_episodes(layouts, rows[part], lengths[part])
 
     def _parts(self, lengths: npt.NDArray[np.intp]) -> Iterator[slice]:
         """Yields which of several episodes are pushed together.
@@ -226,7 +227,9 @@ class EpisodeGroup(Group):
         else:
             yield slice(count)
 
-    def _push_episodes(self, rows: Rows, lengths: npt.NDArray[np.intp]) -> None:
+    def _push_episodes(
+        self, layouts: Mapping[str, Layout], rows: Rows, lengths: npt.NDArray[np.intp]
+    ) -> None:
         if len(rows) == 1:
             index: Any = (slice(int(lengths[0])), int(rows[0]))
             apart = self._apart[index]
@@ -241,7 +244,6 @@ class EpisodeGroup(Group):
             name: column.read(own if name == "next_observation" else index)
             for name, column in self.columns.items()
         }
-        layouts = {name: column.layout for name, column in self.columns.items()}
         self._push(layouts, columns, rows, lengths, apart)
 
     def _push(

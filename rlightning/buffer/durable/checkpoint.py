@@ -16,7 +16,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -65,8 +65,8 @@ async def write_checkpoint(
 ) -> int:
     """Writes a state into a folder that does not exist yet, while others write on.
 
-    A thread writes a chunk at a time, where it lies. If the event loop writes over it meanwhile, it
-    copies it before, and the thread writes the copy once more.
+    A thread writes some chunks at a time, from where they lie. If the event loop writes over one
+    meanwhile, it copies it before, and the thread writes the copy once more.
 
     Args:
         folder: The folder. Until everything is on the disk, it has another name.
@@ -116,10 +116,10 @@ async def _write_data(path: Path, arrays: list[Frozen | FrozenBlobs]) -> list[Ar
         fd = file.fileno()
         await asyncio.to_thread(_set_size, fd, sum(frozen.nbytes for frozen in arrays))
         for frozen, mine in zip(arrays, checksums, strict=True):
-            for number, chunk in frozen.chunks():
-                at = offset + number * frozen.chunk_bytes
-                mine[number] = await asyncio.to_thread(_write_chunk, fd, chunk, at)
-                unsynced += chunk.nbytes
+            for chunks in frozen.chunks(_SYNC_BYTES):
+                place = (offset, frozen.chunk_bytes)
+                await asyncio.to_thread(_write_chunks, fd, chunks, place, mine)
+                unsynced += sum(chunk.nbytes for _, chunk in chunks)
                 if unsynced >= _SYNC_BYTES:  # little by little, for the sake of others' syncs
                     unsynced, begun = 0, time.monotonic()
                     await asyncio.to_thread(sync, fd)
@@ -140,16 +140,19 @@ def _set_size(fd: int, size: int) -> None:
 def _write_kept(fd: int, arrays: list[Frozen | FrozenBlobs], checksums: list[Array]) -> None:
     offset = 0
     for frozen, mine in zip(arrays, checksums, strict=True):
-        for number, chunk in frozen.kept():
-            mine[number] = _write_chunk(fd, chunk, offset + number * frozen.chunk_bytes)
+        _write_chunks(fd, frozen.kept(), (offset, frozen.chunk_bytes), mine)
         offset += frozen.nbytes
 
 
-def _write_chunk(fd: int, chunk: Array, offset: int) -> int:
-    view = _bytes_of(chunk)
-    write_at(fd, [view], offset)
-    checksum: int = crc32(view)
-    return checksum
+def _write_chunks(
+    fd: int, chunks: Iterable[tuple[int, Array]], place: tuple[int, int], checksums: Array
+) -> None:
+    """Writes chunks by number; `place` is where the first one is, and the size of each."""
+    offset, nbytes = place
+    for number, chunk in chunks:
+        view = _bytes_of(chunk)
+        write_at(fd, [view], offset + number * nbytes)
+        checksums[number] = crc32(view)
 
 
 def _bytes_of(array: Array) -> memoryview:

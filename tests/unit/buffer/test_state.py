@@ -254,7 +254,7 @@ def test_an_empty_buffer_comes_back_empty(tmp_path: Path) -> None:
 _DERIVED = {
     "DataContainer": {
         *("capacity", "mode", "unit", "changes", "watcher", "_frame_stack", "_removal", "_valid"),
-        *("_compression", "_has_text"),
+        *("_compression", "_has_text", "_fitting"),
     },
     "Observations": {"layout", "_capacity", "_stacks", "_deepest", "_compressed"},
     "Pool": {"_leaves"},
@@ -350,7 +350,7 @@ async def test_rows_that_change_while_they_are_written_are_written_as_they_were(
 ) -> None:
     monkeypatch.setattr(frozen, "CHUNK_BYTES", 64)
     array = np.arange(100, dtype=np.int64)
-    real, loop = checkpoint._write_chunk, asyncio.get_running_loop()
+    real, loop = checkpoint.write_at, asyncio.get_running_loop()
     changed = threading.Event()
 
     def change() -> None:
@@ -358,13 +358,13 @@ async def test_rows_that_change_while_they_are_written_are_written_as_they_were(
         array[:30] = -1
         changed.set()
 
-    def write(fd: int, chunk: Any, offset: int) -> int:
+    def write(fd: int, parts: Any, offset: int) -> None:
         if offset == 128 and not changed.is_set():
             loop.call_soon_threadsafe(change)
             assert changed.wait(30)
-        return real(fd, chunk, offset)
+        real(fd, parts, offset)
 
-    monkeypatch.setattr(checkpoint, "_write_chunk", write)
+    monkeypatch.setattr(checkpoint, "write_at", write)
     state = {"column": frozen.Frozen(array, 100)}
     await write_checkpoint(tmp_path / "one", state, notes={}, before_rename=nothing)
     assert changed.is_set()
