@@ -236,8 +236,9 @@ def set_shard_priorities(
         raise IndexError(f"an index of shard {owners.max()} of {len(shards)}")
     mine = [np.flatnonzero(owners == i) for i in range(len(shards))]
     for (storage, sampler), rows in zip(shards, mine, strict=True):  # before anything is changed
+        known = _priorities_of(sampler)
         locate(positions[rows], len(storage.container))
-        _priorities_of(sampler).check(values[rows].astype(np.float64))
+        known.check(values[rows].astype(np.float64))
     return sum(
         set_priorities(
             storage.container,
