@@ -24,6 +24,7 @@ from rlightning.buffer.buffer_table import BufferTable, insert_into
 from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.remote_buffer import InsertClient
+from rlightning.cluster.process import MALLOC_ENV
 from rlightning.testing.processes import ServerProcess
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import BufferConfig, RpcConfig
@@ -155,7 +156,7 @@ class Network:
         file = own / "buffer.yaml"
         file.write_text(json.dumps({"buffer": settings(kind, mode, folder)}))
         arguments = ["-m", "rlightning.services.buffer_server", "--config", str(file)]
-        self.server = ServerProcess(arguments, own)
+        self.server = ServerProcess(arguments, own, environment=MALLOC_ENV)
         self.kind = kind
         self.pairs = steps(kind)
         self.number = 0

@@ -19,6 +19,8 @@ from rlightning.types import EnvMeta
 
 _FIRST_LENGTH = 64
 _LAST_BYTES = 2 * 8  # what is kept of each row to find its last episode
+# From so many bytes on, an episode is copied straight into the storage, without others.
+_LARGE_BYTES = 64 * 1024
 
 _SHIFTED = {
     "reward": "last_reward",
@@ -210,6 +212,24 @@ class EpisodeGroup(Group):
             self._finished.extend(self._episodes_of(rows, lengths))
             return
         layouts = {name: column.layout for name, column in self.columns.items()}
+        for part in self._parts(lengths):
+            self._push_episodes(layouts, rows[part], lengths[part])
+
+    def _parts(self, lengths: npt.NDArray[np.intp]) -> Iterator[slice]:
+        """Yields which of several episodes are pushed together.
+
+        Small ones are gathered; to gather large ones would only copy them once more.
+        """
+        count, total = len(lengths), int(lengths.sum())
+        nbytes = total * sum(column.layout.nbytes for column in self.columns.values())
+        if nbytes >= count * _LARGE_BYTES and self._container.takes_in_parts(total):
+            yield from (slice(i, i + 1) for i in range(count))
+        else:
+            yield slice(count)
+
+    def _push_episodes(
+        self, layouts: Mapping[str, Layout], rows: Rows, lengths: npt.NDArray[np.intp]
+    ) -> None:
         if len(rows) == 1:
             index: Any = (slice(int(lengths[0])), int(rows[0]))
             apart = self._apart[index]

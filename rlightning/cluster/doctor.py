@@ -25,7 +25,8 @@ from rlightning.cluster.process import label_of
 from rlightning.cluster.progress import duration
 from rlightning.cluster.runs import RUNNING
 from rlightning.cluster.sight import Sight, sight_of_config
-from rlightning.cluster.snapshot import ROLES, Role, Target, replicas_of, targets_of
+from rlightning.cluster.snapshot import ROLES, Role
+from rlightning.cluster.targets import Target, replicas_of, targets_of
 from rlightning.env.remote_client import EnvClient, EnvStatus
 from rlightning.errors import (
     ConfigError,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
+
+from rlightning.cluster.runs import PROGRESS_FILE
 
 # Below this a duration of one step in Python is noise.
 _RESOLUTION_S = 1e-7
@@ -141,3 +146,30 @@ def describe_run(progress: Progress, outcome: str) -> dict[str, Any]:
         "rows_skipped": progress.rows_skipped,
         "latencies_s": {name: dict(summary) for name, summary in progress.latencies.items()},
     }
+
+
+def read_progress(run: Path, *, in_process: bool = False) -> dict[str, Any] | None:
+    """Returns what the learner of a run told last, and as `age_s` how many seconds ago.
+
+    Of the latencies, those that services tell of themselves are left out.
+
+    Args:
+        run: Folder of the run.
+        in_process: There are no services, so that no latency is left out.
+
+    Returns:
+        None where it has told nothing yet, or nobody can read it.
+    """
+    file = run / PROGRESS_FILE
+    try:
+        text = file.read_text(encoding="utf-8")
+        told = json.loads(text)
+        age = datetime.now(timezone.utc) - datetime.fromisoformat(told["time"])
+        latencies = {
+            name: summary
+            for name, summary in told["latencies_s"].items()
+            if in_process or name.startswith("learner.")
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return {**told, "latencies_s": latencies, "age_s": max(0.0, age.total_seconds())}

@@ -19,7 +19,7 @@ from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import label_of
 from rlightning.cluster.ray_launcher import EFFECTIVE
 from rlightning.cluster.runs import Run, this_command
-from rlightning.cluster.snapshot import targets_of
+from rlightning.cluster.targets import targets_of
 from rlightning.utils.config import MainConfig, keys_without_effect
 
 _REFRESH_S = 1.0

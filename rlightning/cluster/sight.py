@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlightning.cluster.past_runs import LATEST, find_run, is_starting, newest_run
 from rlightning.cluster.runs import run_name
-from rlightning.cluster.snapshot import Target, targets_of
+from rlightning.cluster.targets import Target, targets_of
 from rlightning.errors import ConfigError
 from rlightning.utils.config import ClientAuthConfig, MainConfig, load_config
 from rlightning.utils.config.rpc import check_address

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,13 +16,12 @@ from typing_extensions import Self
 
 from rlightning.buffer.remote_buffer import SERVICE as BUFFER
 from rlightning.buffer.remote_buffer import BufferClient, BufferStatus
-from rlightning.cluster.progress import find_latencies
-from rlightning.cluster.runs import PROGRESS_FILE
+from rlightning.cluster.progress import find_latencies, read_progress
+from rlightning.cluster.targets import Target, replicas_of
 from rlightning.env.episodes import EpisodeRecord
 from rlightning.env.remote_client import SERVICE as ENV
 from rlightning.env.remote_client import EnvClient, EnvStatus
 from rlightning.errors import (
-    ConfigError,
     DeadlineExceededError,
     RemoteError,
     UnavailableError,
@@ -32,8 +30,6 @@ from rlightning.policy import PolicyClient, PolicyDescription
 from rlightning.policy.transfer import SERVICE as POLICY
 from rlightning.rpc.channel import Channel, connect
 from rlightning.rpc.health import OVERALL, ServingStatus, list_statuses
-from rlightning.rpc.replicas import auth_of_replica, find_replicas
-from rlightning.utils.config import ClientAuthConfig, MainConfig, RpcConfig, ServiceConfig
 
 Role = Literal["env", "policy", "buffer"]
 State = Literal["SERVING", "NOT_SERVING", "DOWN", "UNKNOWN"]
@@ -70,29 +66,6 @@ _SESSIONS: Mapping[Role, Mapping[str, str]] = {
     "policy": {"sessions": "Act"},
     "buffer": {"sessions": "Insert", "learners": "Sample"},
 }
-
-
-@dataclass(frozen=True)
-class Target:
-    """A service to look at.
-
-    Attributes:
-        name: What to call it: `env`, `policy`, `buffer`; of several addresses `buffer-1`, of
-            several servers behind one name `env@10.0.0.3`; or its address.
-        address: Where it is dialled.
-        rpc: Limits and times; None: the defaults.
-        auth: Token and certificates; None: none.
-    """
-
-    name: str
-    address: str
-    rpc: RpcConfig | None = None
-    auth: ClientAuthConfig | None = None
-
-    @property
-    def section(self) -> str:
-        """The part of the config that it is of: `env`, `policy` or `buffer`."""
-        return self.name.partition("@")[0].partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -331,28 +304,6 @@ class Observer:
         return read_progress(self._run, in_process=not self._targets)
 
 
-async def replicas_of(target: Target, *, timeout_s: float) -> list[Target]:
-    """Returns the servers that a target stands for: itself, or several behind its name.
-
-    It is itself, too, while its name is not known.
-    """
-    try:
-        addresses = await find_replicas(target.address, timeout_s=timeout_s)
-    except UnavailableError:
-        return [target]
-    if len(addresses) < 2:
-        return [target]
-    return [
-        Target(
-            f"{target.name}@{address.rpartition(':')[0]}",
-            address,
-            rpc=target.rpc,
-            auth=auth_of_replica(target.auth, target.address, address),
-        )
-        for address in addresses
-    ]
-
-
 class _Contact:
     """The connections with one service, and what it told before."""
 
@@ -448,65 +399,6 @@ class _Contact:
         return {
             name: (value - before.get(name, 0)) / (now - then) for name, value in counters.items()
         }
-
-
-def targets_of(config: MainConfig, auth: ClientAuthConfig | None = None) -> list[Target]:
-    """Returns the services of a config that can be dialled: those whose port it names.
-
-    Args:
-        config: The config.
-        auth: Token and certificates instead of those of the config; None: those.
-    """
-    services = config.services
-    return [
-        *_dialled("policy", services.policy, lambda: services.policy.dial_addresses, auth),
-        *_dialled("buffer", services.buffer, lambda: config.buffer_addresses, auth),
-        *_dialled("env", services.env, lambda: services.env.dial_addresses, auth),
-    ]
-
-
-def _dialled(
-    name: str,
-    service: ServiceConfig,
-    addresses: Callable[[], Sequence[str]],
-    auth: ClientAuthConfig | None,
-) -> list[Target]:
-    try:
-        found = addresses()
-    except ConfigError:
-        return []
-    names = [name] if len(found) == 1 else [f"{name}-{i}" for i in range(len(found))]
-    return [
-        Target(one, address, rpc=service.rpc, auth=auth or service.auth)
-        for one, address in zip(names, found, strict=True)
-    ]
-
-
-def read_progress(run: Path, *, in_process: bool = False) -> dict[str, Any] | None:
-    """Returns what the learner of a run told last, and as `age_s` how many seconds ago.
-
-    Of the latencies, those that services tell of themselves are left out.
-
-    Args:
-        run: Folder of the run.
-        in_process: There are no services, so that no latency is left out.
-
-    Returns:
-        None where it has told nothing yet, or nobody can read it.
-    """
-    file = run / PROGRESS_FILE
-    try:
-        text = file.read_text(encoding="utf-8")
-        told = json.loads(text)
-        age = datetime.now(timezone.utc) - datetime.fromisoformat(told["time"])
-        latencies = {
-            name: summary
-            for name, summary in told["latencies_s"].items()
-            if in_process or name.startswith("learner.")
-        }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-    return {**told, "latencies_s": latencies, "age_s": max(0.0, age.total_seconds())}
 
 
 def _env_view(env: EnvStatus) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from rlightning.cluster.remote import RemoteBackend
 from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint, restore_buffer
 from rlightning.cluster.runs import Run, this_command
 from rlightning.cluster.scalars import Scalars
-from rlightning.cluster.snapshot import targets_of
+from rlightning.cluster.targets import targets_of
 from rlightning.errors import ClusterError
 from rlightning.learner.loop import LearnerStats
 from rlightning.learner.ranks import ALONE, Order, Ranks

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rlightning.buffer.buffer_table import BufferTable, insert_into
 from rlightning.buffer.durable.store import DurableStore
-from rlightning.buffer.pipeline import Item
-from rlightning.buffer.rendezvous import BLOCKED, Rendezvous
+from rlightning.buffer.rendezvous import BLOCKED
 from rlightning.errors import (
     AlreadyExistsError,
     CodecError,
@@ -24,7 +23,6 @@ from rlightning.errors import (
     NotFoundError,
     PreconditionError,
     ReplayError,
-    RLightningError,
     UnavailableError,
 )
 from rlightning.latency import LatencyStats
@@ -33,12 +31,11 @@ from rlightning.rpc.protocol import Arrival
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.utils.failpoints import failpoint
-from rlightning.utils.memory import MemoryPool
 from rlightning.v1 import buffer_service_pb2 as pb
-from rlightning.v1.session_pb2 import ErrorStatus
-from rlightning.wire import Reader, read_env_ret, read_policy_response
+from rlightning.wire import Reader
 
 from .tables import Tables
+from .writers import Pending, Writer, items_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,71 +54,6 @@ _ACK_EVERY = 4
 _ACK_AFTER_S = 0.001
 # Writers whose session is over, and whose numbers are known if they come back.
 _MAX_GONE = 4096
-
-
-@dataclass
-class _Message:
-    """An insert that waits for its turn, or for room.
-
-    Attributes:
-        tables: Where it goes.
-        items: What it brings.
-        refusal: Why it cannot be stored; None while it may be.
-        data: The message itself.
-        arrival: Its stamps.
-        nbytes: What it takes in memory, in bytes.
-    """
-
-    tables: tuple[BufferTable, ...]
-    items: list[Item]
-    refusal: RLightningError | None
-    data: bytes
-    arrival: Arrival
-    nbytes: int
-
-
-@dataclass
-class Writer:
-    """What the server knows of one writer, also after its session.
-
-    Attributes:
-        writer_id: Its id.
-        env_id: Id of the env whose rows it writes.
-        tables: Where they go.
-        next_seq: Number of the next message to be stored; 0 if whatever comes first is taken.
-        session: The session that it writes in; None after it.
-        waiting: Messages that came and are not stored, in order.
-        refused: Messages that were refused, by number, which the client was not told of yet.
-        tasks: Those that work for it: one that acks, and one that stores what waits.
-        unacked: Items done with since the last ack.
-        alarm: Sets `progress` for those; None if there are none.
-        progress: Set when it is time to ack.
-        moved: Set when less is waiting.
-        arrival: Stamps of the last message since the last ack; None if there is none.
-        held_by: Of the table that has no room for what waits; None if nothing does.
-        told: How often that table was blocked when the client was told of it last.
-    """
-
-    writer_id: str
-    env_id: str
-    tables: tuple[BufferTable, ...]
-    next_seq: int = 1
-    session: Session | None = None
-    waiting: deque[_Message] = field(default_factory=deque)
-    refused: dict[int, ErrorStatus] = field(default_factory=dict)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    unacked: int = 0
-    alarm: asyncio.TimerHandle | None = None
-    progress: asyncio.Event = field(default_factory=asyncio.Event)
-    moved: asyncio.Event = field(default_factory=asyncio.Event)
-    arrival: Arrival | None = None
-    held_by: Rendezvous | None = None
-    told: int = 0
-
-    @property
-    def transit(self) -> MemoryPool:
-        """Memory for its messages that wait."""
-        return self.tables[0].transit
 
 
 @dataclass
@@ -351,7 +283,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             writer.moved.clear()
             await writer.moved.wait()
 
-    def _keep(self, writer: Writer, message: _Message) -> None:
+    def _keep(self, writer: Writer, message: Pending) -> None:
         """Lets a message wait for room.
 
         Raises:
@@ -381,14 +313,14 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         await session.send(response)
 
     @staticmethod
-    def _mark(writer: Writer, message: _Message) -> tuple[list[str], str, str, int]:
+    def _mark(writer: Writer, message: Pending) -> tuple[list[str], str, str, int]:
         """Returns how a message whose turn it is is written down."""
         names = [table.name for table in message.tables]
         return names, writer.writer_id, writer.env_id, writer.next_seq
 
-    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], session: Session) -> _Message:
+    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], session: Session) -> Pending:
         name, data = reader.message.insert.table, bytes(reader.data)
-        message = _Message(writer.tables, [], None, data, session.arrival, reader.nbytes)
+        message = Pending(writer.tables, [], None, data, session.arrival, reader.nbytes)
         try:
             if name:
                 table = self._tables.named(name)
@@ -410,7 +342,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             message.refusal = error
         return message
 
-    def _store(self, writer: Writer, message: _Message) -> bool:
+    def _store(self, writer: Writer, message: Pending) -> bool:
         """Stores or refuses a message whose turn it is.
 
         Returns:
@@ -506,26 +438,3 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
                 response.ack.blocked.CopyFrom(to_error_status(blocked))
             answers, writer.arrival = writer.arrival, None
             await session.send(response, answers=answers)
-
-
-def items_of(env_id: str, reader: Reader[pb.InsertRequest]) -> list[Item]:
-    """Returns the items of a message of an env.
-
-    Raises:
-        InvalidRowError: One lacks its EnvRet, or is of another env.
-        CodecError: One cannot be read.
-    """
-    items = []
-    for position, item in enumerate(reader.message.insert.items):
-        if not item.HasField("env_ret"):
-            raise InvalidRowError(f"items[{position}].env_ret: missing")
-        env_ret = read_env_ret(item.env_ret, reader)
-        if env_ret.env_id != env_id:
-            raise InvalidRowError(
-                f"items[{position}].env_ret.env_id: expected {env_id!r}, got {env_ret.env_id!r}"
-            )
-        response = None
-        if item.HasField("response"):
-            response = read_policy_response(item.response, reader)
-        items.append(Item(env_ret, response, item.new_segment, tuple(item.cut_rows)))
-    return items

@@ -35,9 +35,10 @@ from rlightning.wire import Batch, Limits, Reader, Writer, fill_value
 
 from .chunks import get_responses
 from .discards import Discards
-from .inserts import InsertHandler, items_of
+from .inserts import InsertHandler
 from .samples import SampleHandler
 from .tables import Tables
+from .writers import items_of
 
 # What was stored before kept to the limits of its session.
 _STORED = Limits(max_bytes=2**31 - 1, max_leaves=10_000_000)

@@ -5,11 +5,11 @@ import urllib.request
 
 import pytest
 
-from rlightning.cluster import snapshot
+from rlightning.cluster import snapshot, targets
 from rlightning.cluster.dashboard import Dashboard
 from rlightning.cluster.dashboard.watch import watch
 from rlightning.cluster.runs import PROGRESS_FILE, write_atomically
-from rlightning.cluster.snapshot import Target
+from rlightning.cluster.targets import Target
 from rlightning.errors import ClusterError, ConfigError
 from rlightning.testing import ServerProcess, free_address
 from rlightning.utils.config import MainConfig
@@ -139,7 +139,7 @@ def test_servers_that_come_and_go_behind_one_name(tmp_path, monkeypatch):
     async def find(address, timeout_s):
         return list(behind) if address == "env_server:50051" else [address]
 
-    monkeypatch.setattr(snapshot, "find_replicas", find)
+    monkeypatch.setattr(targets, "find_replicas", find)
     monkeypatch.setattr(snapshot, "_FIND_EVERY_S", 0.0)
     with Dashboard("127.0.0.1:0", run=tmp_path, name="r/1", report=lines.append) as dashboard:
         page = Page(lines[0].removeprefix("dashboard at "))

@@ -4,7 +4,7 @@ import json
 
 from rlightning.cluster.doctor import examine
 from rlightning.cluster.sight import Sight
-from rlightning.cluster.snapshot import Target
+from rlightning.cluster.targets import Target
 from rlightning.rpc import link
 from rlightning.rpc.server import serve
 from rlightning.services.buffer_server.servicer import BufferService

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from rlightning.cluster import snapshot
+from rlightning.cluster import snapshot, targets
 from rlightning.cluster.runs import PROGRESS_FILE
-from rlightning.cluster.snapshot import Observer, Target
+from rlightning.cluster.snapshot import Observer
+from rlightning.cluster.targets import Target
 from rlightning.rpc.server import serve
 from rlightning.services.buffer_server.servicer import BufferService
 from rlightning.services.env_server.servicer import EnvService
@@ -95,7 +96,7 @@ async def test_servers_behind_one_name_are_each_looked_at_and_may_become_more(mo
     async def find(address, *, timeout_s):
         return known or [address]
 
-    monkeypatch.setattr(snapshot, "find_replicas", find)
+    monkeypatch.setattr(targets, "find_replicas", find)
     first, second = [await start(BufferService(config())) for _ in range(2)]
     try:
         async with Observer([Target("buffer", first.address)], timeout_s=10) as observer:

@@ -27,7 +27,7 @@ from rlightning.cluster.doctor import (
     unreachable,
 )
 from rlightning.cluster.runs import Run
-from rlightning.cluster.snapshot import Target
+from rlightning.cluster.targets import Target
 from rlightning.env.remote_client import EnvStatus
 from rlightning.errors import ConfigError, UnavailableError
 from rlightning.latency import ClockOffset, Offset

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlightning.cluster.snapshot import targets_of
+from rlightning.cluster.targets import targets_of
 from rlightning.utils.config import ClientAuthConfig, MainConfig
 
 SHARDS = {"type": "sharded", "num_shards": 2, "addresses": ["b:1", "b:2"]}

@@ -10,13 +10,13 @@ with a checksum for every chunk of `data`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import shutil
 import struct
 import time
-import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from rlightning.buffer.durable.files import CorruptError, sync, sync_folder, write_at
+from rlightning.buffer.durable.files import CorruptError, crc32, sync, sync_folder, write_at
 from rlightning.buffer.durable.state import frozen_in
 from rlightning.buffer.utils.frozen import Frozen, FrozenBlobs
 from rlightning.buffer.utils.layout import Array
@@ -39,8 +39,10 @@ Before 2 they did not say whose batches were given back, and had no outcomes (`c
 """
 
 _HEAD = struct.Struct("<4sIIQ")
+DATA = "data"
+"""Name of the file that takes the most."""
+
 _MAGIC = b"RLSN"
-_DATA = "data"
 _MANIFEST = "manifest"
 _ARRAY = "$array"
 _LIMITS = Limits(max_bytes=2**31 - 1, max_leaves=10_000_000)
@@ -59,16 +61,20 @@ async def write_checkpoint(
     *,
     notes: Mapping[str, str],
     before_rename: Callable[[], Awaitable[None]],
+    spare: Path | None = None,
 ) -> int:
     """Writes a state into a folder that does not exist yet, while others write on.
 
-    The event loop copies a chunk at a time; a thread writes it.
+    A thread writes some chunks at a time, from where they lie. If the event loop writes over one
+    meanwhile, it copies it before, and the thread writes the copy once more.
 
     Args:
         folder: The folder. Until everything is on the disk, it has another name.
         state: Nested values; arrays that are large come as `Frozen`, which are released.
         notes: Text of small files beside it, by name.
         before_rename: Awaited before the folder gets its name.
+        spare: A file of data that nobody needs, which is written over if it is there: that is
+            several times faster than a new one.
 
     Returns:
         What it takes on the disk, in bytes.
@@ -82,7 +88,10 @@ async def write_checkpoint(
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        checksums = await _write_data(temporary / _DATA, arrays)
+        if spare is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(spare, temporary / DATA)
+        checksums = await _write_data(temporary / DATA, arrays)
         failpoint("checkpoint.data_written")
         nbytes = await asyncio.to_thread(_finish, temporary, state, arrays, checksums, notes)
         await before_rename()
@@ -101,16 +110,16 @@ async def write_checkpoint(
 async def _write_data(path: Path, arrays: list[Frozen | FrozenBlobs]) -> list[Array]:
     checksums = [np.zeros(frozen.chunk_count, np.uint32) for frozen in arrays]
     offset = unsynced = 0
-    with path.open("wb", buffering=0) as file:
+    with path.open("ab", buffering=0):
+        pass  # it is there, with what it had
+    with path.open("r+b", buffering=0) as file:
         fd = file.fileno()
-        if size := sum(frozen.nbytes for frozen in arrays):
-            # A file that has its size already holds up nobody else's writes while it is synced.
-            await asyncio.to_thread(os.posix_fallocate, fd, 0, size)
+        await asyncio.to_thread(_set_size, fd, sum(frozen.nbytes for frozen in arrays))
         for frozen, mine in zip(arrays, checksums, strict=True):
-            for number, chunk in frozen.chunks():
-                at = offset + number * frozen.chunk_bytes
-                mine[number] = await asyncio.to_thread(_write_chunk, fd, chunk, at)
-                unsynced += chunk.nbytes
+            for chunks in frozen.chunks(_SYNC_BYTES):
+                place = (offset, frozen.chunk_bytes)
+                await asyncio.to_thread(_write_chunks, fd, chunks, place, mine)
+                unsynced += sum(chunk.nbytes for _, chunk in chunks)
                 if unsynced >= _SYNC_BYTES:  # little by little, for the sake of others' syncs
                     unsynced, begun = 0, time.monotonic()
                     await asyncio.to_thread(sync, fd)
@@ -121,18 +130,29 @@ async def _write_data(path: Path, arrays: list[Frozen | FrozenBlobs]) -> list[Ar
     return checksums
 
 
+def _set_size(fd: int, size: int) -> None:
+    """Gives a file its size, so that syncing it holds up nobody else's writes."""
+    os.ftruncate(fd, min(size, os.fstat(fd).st_size))
+    if size:
+        os.posix_fallocate(fd, 0, size)
+
+
 def _write_kept(fd: int, arrays: list[Frozen | FrozenBlobs], checksums: list[Array]) -> None:
     offset = 0
     for frozen, mine in zip(arrays, checksums, strict=True):
-        for number, chunk in frozen.kept():
-            mine[number] = _write_chunk(fd, chunk, offset + number * frozen.chunk_bytes)
+        _write_chunks(fd, frozen.kept(), (offset, frozen.chunk_bytes), mine)
         offset += frozen.nbytes
 
 
-def _write_chunk(fd: int, chunk: Array, offset: int) -> int:
-    view = _bytes_of(chunk)
-    write_at(fd, [view], offset)
-    return zlib.crc32(view)
+def _write_chunks(
+    fd: int, chunks: Iterable[tuple[int, Array]], place: tuple[int, int], checksums: Array
+) -> None:
+    """Writes chunks by number; `place` is where the first one is, and the size of each."""
+    offset, nbytes = place
+    for number, chunk in chunks:
+        view = _bytes_of(chunk)
+        write_at(fd, [view], offset + number * nbytes)
+        checksums[number] = crc32(view)
 
 
 def _bytes_of(array: Array) -> memoryview:
@@ -162,13 +182,13 @@ def _finish(
         ],
     }
     data = encode_value(value, _LIMITS)
-    head = _HEAD.pack(_MAGIC, FORMAT, zlib.crc32(data), len(data))
+    head = _HEAD.pack(_MAGIC, FORMAT, crc32(data), len(data))
     files = {_MANIFEST: [head, data], **{name: [text.encode()] for name, text in notes.items()}}
     for name, parts in files.items():
         with (temporary / name).open("wb", buffering=0) as file:
             write_at(file.fileno(), parts, 0)
             sync(file.fileno())
-    with (temporary / _DATA).open("rb") as file:
+    with (temporary / DATA).open("rb") as file:
         nbytes = os.fstat(file.fileno()).st_size
         sync(file.fileno())
     sync_folder(temporary)
@@ -234,7 +254,7 @@ class _StoredArray:
             if not count:
                 raise CorruptError(f"{self._path}: ends early")
             done += count
-        if zlib.crc32(part) != self._crcs[number]:
+        if crc32(part) != self._crcs[number]:
             raise CorruptError(f"{self._path}: offset {self._offset + start}: damaged")
 
 
@@ -258,7 +278,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
             f"{folder}: format {version} is newer than {FORMAT}, the newest known here"
         )
     data = memoryview(whole)[_HEAD.size :]
-    if magic != _MAGIC or len(data) != length or zlib.crc32(data) != crc:
+    if magic != _MAGIC or len(data) != length or crc32(data) != crc:
         raise CorruptError(f"{path}: damaged")
     try:
         value = decode_value(bytes(data), _LIMITS)
@@ -266,7 +286,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
         raise CorruptError(f"{path}: {error}") from error
     arrays, offset = [], 0
     for described in value["arrays"]:
-        stored = _StoredArray(folder / _DATA, offset, described)
+        stored = _StoredArray(folder / DATA, offset, described)
         arrays.append(stored)
         offset += stored.nbytes
     state: dict[str, Any] = _resolved(value["state"], arrays)

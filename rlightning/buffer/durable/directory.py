@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from rlightning.buffer.durable.checkpoint import DATA
 from rlightning.buffer.durable.files import sync, sync_folder
 from rlightning.errors import ConfigError
 
@@ -32,6 +34,7 @@ class DataDirectory:
         path: Where it is.
         journal: Folder of the journal.
         checkpoints: Folder of the checkpoints.
+        spare: What the next checkpoint may write over: the data of one that was removed.
 
     Raises:
         ConfigError: Another process uses it, it holds something else, or its format is newer.
@@ -41,6 +44,7 @@ class DataDirectory:
         self.path = path
         self.journal = path / "journal"
         self.checkpoints = path / "checkpoints"
+        self.spare = path / "spare"
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o644)
@@ -133,6 +137,8 @@ class DataDirectory:
                 continue
             gone = self.checkpoints / f".{name}.tmp"  # so that half of it is never taken for it
             os.replace(self.checkpoints / name, gone)
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(gone / DATA, self.spare)
             shutil.rmtree(gone)
         if len(names) < keep:
             return 0

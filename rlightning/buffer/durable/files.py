@@ -8,6 +8,11 @@ from pathlib import Path
 
 from rlightning.errors import RLightningError
 
+try:  # the same checksum as zlib's, several times faster
+    from isal.isal_zlib import crc32 as crc32
+except ImportError:
+    from zlib import crc32 as crc32
+
 _MOST_PARTS = 512  # below the IOV_MAX of every system
 
 

@@ -20,7 +20,6 @@ import mmap
 import os
 import struct
 import time
-import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,14 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from rlightning.buffer.durable.files import CorruptError, SyncError, sync, sync_folder, write_at
+from rlightning.buffer.durable.files import (
+    CorruptError,
+    SyncError,
+    crc32,
+    sync,
+    sync_folder,
+    write_at,
+)
 from rlightning.errors import ConfigError
 from rlightning.utils.failpoints import failpoint, is_armed
 
@@ -48,7 +54,9 @@ _ALIGN = 8
 _ZEROS = bytes(_ALIGN)
 _SUFFIX = ".journal"
 _SPARE = "spare-"
-_MOST_SPARES = 4
+_LEAST_SPARES = 4
+# What is copied into the page cache in some ten microseconds.
+_SHORT_BYTES = 32 * 1024
 
 
 class Record(NamedTuple):
@@ -151,17 +159,18 @@ class Journal:
         position = begun = self.end
         failpoint("journal.before_write")
         for entry in entries:
-            if entry.end <= self.end:
+            end = entry.end
+            if end <= self.end:
                 continue  # it was written before the disk was full
-            if self._offset(entry.end) > self._size and self._offset(position) > _HEAD.size:
+            if self._offset(end) > self._size and self._offset(position) > _HEAD.size:
                 self._flush(parts, begun)
                 parts, begun = [], position
-                self._next_segment(position, entry.end - position)
+                self._next_segment(position, end - position)
                 self.end = position
             elif self._fd < 0:
-                self._next_segment(position, entry.end - position)
+                self._next_segment(position, end - position)
             parts += _encode(entry, self.end)
-            position = entry.end
+            position = end
         self._flush(parts, begun)
         if self._power:
             begun_s = time.monotonic()
@@ -170,10 +179,26 @@ class Journal:
             failpoint("journal.synced")
         self.end = position
 
+    def is_short(self, entries: Sequence[Entry]) -> bool:
+        """Tells whether writing records is a short copy into pages that the system holds.
+
+        It then takes less than handing it to another thread, and waits for no disk, unless the
+        system holds up whoever writes.
+        """
+        end = entries[-1].end
+        return (
+            not self._power
+            and self._fd >= 0
+            and end - self.end <= _SHORT_BYTES
+            and self._offset(end) <= self._size
+        )
+
     def _flush(self, parts: Sequence[bytes | memoryview], position: int) -> None:
         if not parts:
             return
         offset = self._offset(position)
+        if sum(map(len, parts)) <= _SHORT_BYTES:
+            parts = [b"".join(parts)]
         if is_armed("journal.half_written"):
             whole = b"".join(parts)
             write_at(self._fd, [whole[: len(whole) // 2]], offset)
@@ -235,13 +260,21 @@ class Journal:
                 yield self._finished.popleft()
 
     def forget(self, position: int) -> None:
-        """Lets go of the segments that have nothing from a position on."""
+        """Lets go of the segments that have nothing from a position on.
+
+        As many as stay are kept as spares, since about as much comes until others can go.
+        """
         starts = segment_starts(self._folder)
-        for first, following in pairwise(starts):
-            if following > position or first == self._first:
-                break
+        gone = [
+            first
+            for first, following in pairwise(starts)
+            if following <= position and first != self._first
+        ]
+        room = max(_LEAST_SPARES, len(starts) - len(gone))
+        room -= len(list(self._folder.glob(_SPARE + "*")))
+        for number, first in enumerate(gone):
             path = _path(self._folder, first)
-            if len(list(self._folder.glob(_SPARE + "*"))) < _MOST_SPARES:
+            if number < room:
                 os.replace(path, self._folder / f"{_SPARE}{first}")
             else:
                 path.unlink()
@@ -329,7 +362,7 @@ def _record(data: mmap.mmap, offset: int, position: int) -> Record | None:
     if magic != _MAGIC or at != position or stop > len(data):
         return None
     checked = data[offset + _AFTER_CRC : stop]
-    if zlib.crc32(checked) != crc:
+    if crc32(checked) != crc:
         return None
     payload = memoryview(checked)[_RECORD.size - _AFTER_CRC :]
     return Record(at, at + record_bytes(length), kind, payload, settled)
@@ -350,16 +383,16 @@ def _settled_later(data: mmap.mmap, first: int, bad: int) -> int | None:
 def _encode(entry: Entry, settled: int) -> list[bytes | memoryview]:
     length = sum(map(len, entry.parts))
     head = _RECORD.pack(_MAGIC, 0, entry.position, settled, length, entry.kind)
-    crc = zlib.crc32(head[_AFTER_CRC:])
+    crc = crc32(head[_AFTER_CRC:])
     for part in entry.parts:
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
     head = _RECORD.pack(_MAGIC, crc, entry.position, settled, length, entry.kind)
     return [head, *entry.parts, _ZEROS[: -length % _ALIGN]]
 
 
 def _head(first: int) -> bytes:
     packed = _HEAD.pack(_HEAD_MAGIC, FORMAT, first, 0, 0, 0)
-    return _HEAD.pack(_HEAD_MAGIC, FORMAT, first, 0, zlib.crc32(packed), 0)
+    return _HEAD.pack(_HEAD_MAGIC, FORMAT, first, 0, crc32(packed), 0)
 
 
 def _good_head(path: Path, head: bytes, first: int) -> bool:
@@ -367,7 +400,7 @@ def _good_head(path: Path, head: bytes, first: int) -> bool:
         return False
     magic, version, start, _, crc, _ = _HEAD.unpack(head)
     packed = _HEAD.pack(magic, version, start, 0, 0, 0)
-    if magic != _HEAD_MAGIC or crc != zlib.crc32(packed):
+    if magic != _HEAD_MAGIC or crc != crc32(packed):
         return False
     if version > FORMAT:
         raise ConfigError(f"{path}: format {version} is newer than {FORMAT}, the newest known here")

@@ -1,4 +1,8 @@
-"""The journal in an event loop: records of many writers are written together, off the loop."""
+"""The journal in an event loop: records of many writers are written together.
+
+What is short is written by the loop itself, since handing it to a thread and hearing of it takes
+longer than writing it; the rest by a thread.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 _MOST_PENDING_BYTES = 64 * 2**20
 _RETRY_S = 0.25
+# A short write that took so long met a system that holds writers up, which the loop is spared for
+# a while.
+_SLOW_S = 0.005
+_SPARED_S = 1.0
 
 
 class Log:
@@ -57,6 +65,8 @@ class Log:
         self._pending: deque[Entry] = deque()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._running = 0  # what the thread has to do beside writing
+        self._spared_until = 0.0
         self._writing: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -98,18 +108,21 @@ class Log:
             await future
 
     async def run(self, work: Callable[[Journal], None]) -> None:
-        """Does something with the journal between two batches, in the thread that writes."""
+        """Does something with the journal between two batches, in a thread."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, work, self._journal)
+        self._running += 1
+        try:
+            await loop.run_in_executor(self._thread, work, self._journal)
+        finally:
+            self._running -= 1
 
     async def _write(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while self._pending:
                 batch = tuple(self._pending)
                 begun = time.monotonic()
                 try:
-                    await loop.run_in_executor(self._thread, self._journal.write, batch)
+                    await self._write_batch(batch, begun)
                 except OSError as error:
                     self._set_failure(error)
                     await asyncio.sleep(_RETRY_S)
@@ -130,6 +143,15 @@ class Log:
             self._on_lost(error)
         finally:
             self._writing = None
+
+    async def _write_batch(self, batch: tuple[Entry, ...], begun: float) -> None:
+        if self._running or begun < self._spared_until or not self._journal.is_short(batch):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._journal.write, batch)
+            return
+        self._journal.write(batch)
+        if (ended := time.monotonic()) - begun > _SLOW_S:
+            self._spared_until = ended + _SPARED_S
 
     def _set_failure(self, error: OSError | None) -> None:
         if (error is None) != (self.failure is None):

@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 _LENGTH = struct.Struct("<I")
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Kind(IntEnum):
@@ -52,7 +53,7 @@ def encode(fields: dict[str, Any], data: bytes = b"") -> tuple[bytes, ...]:
         fields: Its fields.
         data: Bytes that go with them; not copied.
     """
-    text = json.dumps(fields, separators=(",", ":")).encode()
+    text = _to_json(fields).encode()
     return (_LENGTH.pack(len(text)) + text, data)
 
 

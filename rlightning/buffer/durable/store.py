@@ -255,6 +255,7 @@ class DurableStore:
                     state,
                     notes={POSITION: str(position)},
                     before_rename=self.settled,
+                    spare=directory.spare,
                 )
             except OSError as error:
                 raise ResourceExhaustedError(

@@ -63,6 +63,10 @@ class DataContainer(StoredRows):
 
     # Writing.
 
+    def takes_in_parts(self, count: int) -> bool:
+        """Tells whether so many transitions replace the same ones if they are pushed in parts."""
+        return self._removal == "fifo" and count <= self.capacity
+
     def push(self, data: Any, lengths: Sequence[int] | None = None) -> None:
         """Appends transitions of one episode; copies them.
 
@@ -264,7 +268,7 @@ class DataContainer(StoredRows):
 
     def _check(self, layouts: Mapping[str, Layout]) -> None:
         """Makes the columns fit what comes, or refuses it."""
-        if layouts is self._layouts:
+        if layouts is self._layouts or layouts is self._fitting:
             return
         if not self._layouts or (
             not self.size and mismatch(self._layouts, with_policy_layout(layouts, self._layouts))
@@ -277,6 +281,7 @@ class DataContainer(StoredRows):
             self._arrays["policy_action"] = [array.copy() for array in self._arrays["action"]]
         if said := mismatch(self._layouts, with_policy_layout(layouts, self._layouts)):
             raise InvalidRowError(said)
+        self._fitting = layouts
 
     # Removing.
 

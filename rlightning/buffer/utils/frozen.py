@@ -1,13 +1,14 @@
 """Arrays of which somebody wants the rows as they were, while others write on.
 
-Who writes into an array that may be frozen says so first, with `before_write`. What was not copied
+Who writes into an array that may be frozen says so first, with `before_write`. What was not read
 yet is then copied, a chunk at a time. Without a frozen array this costs a look at an empty dict.
-Everything here happens in one thread.
+Everything here happens in one thread, but for what others do with a chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class Frozen:
         self.kept_bytes = 0
         self._step = max(1, CHUNK_BYTES // max(1, array[:1].nbytes))
         self._kept: dict[int, Array] = {}
+        self._next = 0
         self._waiting = set(range(self.chunk_count))
         if self._waiting:
             _frozen.setdefault(id(array), []).append(self)
@@ -69,13 +71,30 @@ class Frozen:
         """Size of each chunk but the last, in bytes."""
         return int(self.array[: self._step].nbytes)
 
-    def chunks(self) -> Iterator[tuple[int, Array]]:
-        """Yields number and rows of each chunk, copied; those first that writers had to copy."""
+    def chunks(self, nbytes: int) -> Iterator[list[tuple[int, Array]]]:
+        """Yields number and rows of all chunks, so many bytes of them at a time, or one.
+
+        Those come first that writers had to copy. The others are the rows themselves: what somebody
+        writes into before the next are asked for comes once more, as it was. Who writes mostly goes
+        on behind what was written last, so that is read next.
+        """
+        count = max(1, nbytes // max(1, self.chunk_bytes))
         while self._kept or self._waiting:
-            yield from self.kept()
-            if self._waiting:
-                number = min(self._waiting)
-                yield number, self._copy(number)
+            some = list(islice(self.kept(), count)) or [
+                (number, self._rows_of(number)) for number in self._upcoming(count)
+            ]
+            yield some
+            for number, _ in some:
+                self._let_go(number)
+
+    def _upcoming(self, count: int) -> list[int]:
+        """Returns the next chunks that nobody has read, at most so many."""
+        numbers: list[int] = []
+        while len(numbers) < min(count, len(self._waiting)):
+            if self._next in self._waiting:
+                numbers.append(self._next)
+            self._next = (self._next + 1) % self.chunk_count
+        return numbers
 
     def kept(self) -> Iterator[tuple[int, Array]]:
         """Yields number and rows of the chunks that writers had to copy; each once."""
@@ -105,16 +124,20 @@ class Frozen:
             numbers = np.unique(np.atleast_1d(rows) // self._step).tolist()
         for number in numbers:
             if number in self._waiting:
-                chunk = self._kept[number] = self._copy(number)
+                chunk = self._kept[number] = self._rows_of(number).copy()
                 self.kept_bytes += chunk.nbytes
+                self._next = (number + 1) % self.chunk_count
+                self._let_go(number)
 
-    def _copy(self, number: int) -> Array:
-        self._waiting.remove(number)
+    def _rows_of(self, number: int) -> Array:
+        start = number * self._step
+        rows: Array = self.array[start : min(start + self._step, self.rows)]
+        return rows
+
+    def _let_go(self, number: int) -> None:
+        self._waiting.discard(number)
         if not self._waiting:
             self._unlist()
-        start = number * self._step
-        copied: Array = self.array[start : min(start + self._step, self.rows)].copy()
-        return copied
 
     def _unlist(self) -> None:
         listed = _frozen.get(id(self.array), [])
@@ -154,8 +177,12 @@ class FrozenBlobs:
         """Number of chunks."""
         return -(-self.nbytes // self.chunk_bytes)
 
-    def chunks(self) -> Iterator[tuple[int, Array]]:
-        """Yields number and bytes of each chunk."""
+    def chunks(self, nbytes: int) -> Iterator[list[tuple[int, Array]]]:
+        """Yields number and bytes of each chunk, one at a time."""
+        for chunk in self._chunks():
+            yield [chunk]
+
+    def _chunks(self) -> Iterator[tuple[int, Array]]:
         number, waiting = 0, bytearray()
         for blob in self._blobs:
             waiting += blob

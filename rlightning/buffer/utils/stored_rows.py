@@ -69,6 +69,7 @@ class StoredRows:
         # Whether the row in the next slot is the next of the same episode.
         self._follows = np.zeros(0, np.bool_)
         self._layouts: dict[str, Layout] = {}
+        self._fitting: Mapping[str, Layout] | None = None  # what was last found to fit these
         self._arrays: dict[str, list[Array]] = {}
         self._observations: Observations | None = None
         self._texts = Texts()
@@ -149,6 +150,7 @@ class StoredRows:
         self.generation = np.full(self.capacity, -1, np.int64)
         self._follows = np.zeros(self.capacity, np.bool_)
         self._layouts = dict(layouts)
+        self._fitting = None
         self._arrays = {name: layout.allocate((self.capacity,)) for name, layout in own.items()}
 
     def _text_ids(self) -> Iterator[Array]:

@@ -16,8 +16,10 @@ from typing_extensions import Self
 from rlightning.cluster.dashboard.feed import Feed
 from rlightning.cluster.dashboard.server import PageServer
 from rlightning.cluster.dashboard.view import COLUMNS, View
+from rlightning.cluster.progress import read_progress
 from rlightning.cluster.runs import Run
-from rlightning.cluster.snapshot import Observer, Snapshot, Target, read_progress
+from rlightning.cluster.snapshot import Observer, Snapshot
+from rlightning.cluster.targets import Target
 from rlightning.errors import DeadlineExceededError
 from rlightning.rpc.loop import shared_loop
 

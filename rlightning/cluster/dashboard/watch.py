@@ -11,7 +11,7 @@ from rlightning.cluster.dashboard.dashboard import Dashboard
 from rlightning.cluster.interrupt import interruptible
 from rlightning.cluster.past_runs import LATEST
 from rlightning.cluster.runs import run_name
-from rlightning.cluster.snapshot import targets_of
+from rlightning.cluster.targets import targets_of
 from rlightning.errors import ConfigError
 from rlightning.utils.config import MainConfig
 

@@ -42,3 +42,17 @@ def test_the_format_is_on_the_disk_before_it_has_its_name(
     assert done[named + 1] == ("sync_folder", tmp_path.name, "")
     assert [step for step, *_ in done].count("replace") == 1
     assert title.read_text() == text
+
+
+def test_what_a_removed_checkpoint_took_is_kept_for_the_next(tmp_path: Path) -> None:
+    opened = DataDirectory(tmp_path)
+    for number in range(4):
+        folder = opened.checkpoints / opened.next_name()
+        folder.mkdir()
+        (folder / "data").write_text(str(number))
+        (folder / "position").write_text(str(100 + number))
+    assert opened.prune(2) == 102
+    assert len(opened.names()) == 2
+    assert opened.spare.read_text() in ("0", "1")
+    assert len(list(opened.checkpoints.iterdir())) == 2
+    opened.close()

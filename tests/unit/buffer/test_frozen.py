@@ -17,11 +17,12 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def collect(kept: Frozen) -> np.ndarray:
-    chunks = dict(kept.chunks())
+    chunks = {number: rows for some in kept.chunks(200) for number, rows in some}
     assert sorted(chunks) == list(range(kept.chunk_count))
     return np.concatenate([chunks[number] for number in sorted(chunks)])
 
 
+@pytest.mark.parametrize("nbytes", [1, 200, 10**6])
 @pytest.mark.parametrize(
     "index",
     [
@@ -35,17 +36,17 @@ def collect(kept: Frozen) -> np.ndarray:
         (np.array([5, 6]), np.array([0, 1])),
     ],
 )
-def test_rows_come_as_they_were(index: Any) -> None:
+def test_rows_come_as_they_were(index: Any, nbytes: int) -> None:
     array = np.arange(300, dtype=np.int64).reshape(100, 3)
     before = array.copy()
     kept = Frozen(array, 100)
     assert kept.chunk_count > 10
-    chunks = kept.chunks()
-    number, first = next(chunks)
-    np.testing.assert_array_equal(first, before[: len(first)])
+    chunks = kept.chunks(nbytes)
+    got = dict(next(chunks))
+    np.testing.assert_array_equal(got[0], before[: len(got[0])])
     before_write([array], index)
     array[index] = -1
-    got = {number: first, **dict(chunks)}
+    got |= {number: rows for some in chunks for number, rows in some}
     np.testing.assert_array_equal(np.concatenate([got[n] for n in sorted(got)]), before)
     assert kept.kept_bytes == 0
     assert not frozen._frozen
@@ -61,6 +62,18 @@ def test_rows_that_nobody_wants_are_not_copied() -> None:
     before_write([array], slice(9, 10))
     assert kept.kept_bytes == 64
     assert len(collect(kept)) == 10
+
+
+def test_what_lies_before_a_writer_is_read_first() -> None:
+    array = np.zeros(80)
+    kept = Frozen(array, 80)
+    chunks = kept.chunks(64)
+    numbers = [number for number, _ in next(chunks)]
+    before_write([array], slice(24, 33))  # chunks 3 and 4
+    numbers += [number for some in chunks for number, _ in some]
+    assert numbers[0] == 0
+    assert sorted(numbers[1:3]) == [3, 4]
+    assert numbers[3:] == [5, 6, 7, 8, 9, 1, 2]
 
 
 def test_two_may_want_the_same_array() -> None:
@@ -82,7 +95,7 @@ def test_nothing_is_copied_after_a_release() -> None:
     kept.release()
     assert not frozen._frozen
     before_write([array], slice(None))
-    assert list(kept.chunks()) == []
+    assert list(kept.chunks(64)) == []
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (5, 0), (5,)])
@@ -98,7 +111,7 @@ def test_small_and_empty_arrays(shape: tuple[int, ...]) -> None:
 def test_blobs_come_in_chunks_of_one_size(sizes: list[int]) -> None:
     blobs = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
     found = frozen.FrozenBlobs(blobs)
-    chunks = list(found.chunks())
+    chunks = [chunk for some in found.chunks(64) for chunk in some]
     assert [number for number, _ in chunks] == list(range(found.chunk_count))
     assert all(len(chunk) == 64 for _, chunk in chunks[:-1])
     assert b"".join(chunk.tobytes() for _, chunk in chunks) == b"".join(blobs)

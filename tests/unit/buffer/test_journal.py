@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,24 @@ def test_segments_that_nobody_needs_are_used_again(tmp_path: Path) -> None:
     assert read(tmp_path, starts[4])[-2:] == [b"x" * 900, b"y" * 900]
     kept.forget(10**9)
     assert segment_starts(tmp_path), "the one that is written stays"
+
+
+def test_as_many_segments_are_kept_to_be_used_again_as_stay(tmp_path: Path) -> None:
+    end = write(tmp_path, payloads(90))
+    starts = segment_starts(tmp_path)
+    assert len(starts) > 14
+    kept = Journal(tmp_path, end, power=False)
+    kept.forget(starts[6])
+    assert len(list(tmp_path.glob("spare-*"))) == 6
+    kept.forget(starts[-1])
+    assert segment_starts(tmp_path) == starts[-1:]
+    assert len(list(tmp_path.glob("spare-*"))) == 6, "those that there are stay"
+    kept.close()
+
+
+def test_checksums_are_those_of_zlib() -> None:
+    assert files.crc32(b"123456789") == zlib.crc32(b"123456789") == 0xCBF43926
+    assert files.crc32(memoryview(b"6789"), files.crc32(b"12345")) == 0xCBF43926
 
 
 def test_a_full_disk_leaves_the_journal_as_it_was(

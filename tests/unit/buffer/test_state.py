@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlightning.buffer import BufferConfig, ReplayBuffer, SamplerConfig, StorageConfig
+from rlightning.buffer import BufferConfig, ReplayBuffer, SamplerConfig, StorageConfig, episodes
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.durable import checkpoint
 from rlightning.buffer.durable import state as module
@@ -19,6 +20,7 @@ from rlightning.buffer.durable.checkpoint import read_checkpoint, write_checkpoi
 from rlightning.buffer.durable.files import CorruptError
 from rlightning.buffer.durable.state import dump_sampler, dump_storage, load_sampler, load_storage
 from rlightning.buffer.durable.tables import dump_table, load_table
+from rlightning.buffer.utils import frozen
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.conversions import BFloat16Array
 from tests.unit.buffer.scripted import ScriptedEnv, answer
@@ -96,6 +98,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "capacity": 30,
     },
     "newest": {"storage": StorageConfig(removal="lifo"), "capacity": 30},
+    "lowest sequences": {
+        "sampler": SamplerConfig(type="sequence", length=2, seed=3),
+        "storage": StorageConfig(removal="priority"),
+        "capacity": 30,
+    },
     "sequences": {"sampler": SamplerConfig(type="sequence", length=3, seed=3)},
     "without replacement": {"sampler": SamplerConfig(type="batch", seed=3)},
     "compressed": {"storage": StorageConfig(compression={"observation": "zlib"}), "capacity": 30},
@@ -103,11 +110,36 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("variant", [*VARIANTS, "fixed", "smaller than what ends"])
+def test_it_is_the_same_whether_episodes_are_stored_together(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {
+        **VARIANTS,
+        "fixed": {"storage": StorageConfig(mode="fixed"), "capacity": 200},
+        "smaller than what ends": {"capacity": 8},
+    }[variant]
+    buffers = []
+    for large in (0, 10**9):
+        monkeypatch.setattr(episodes, "_LARGE_BYTES", large)
+        # Episodes of 3, 4, .. steps; those of all rows end together.
+        buffer, env = replay(**options), ScriptedEnv(3, lambda _, episode: (3 + episode // 3, True))
+        act(buffer, env, env.reset(), 30)
+        buffers.append(buffer)
+    one, other = buffers
+    assert one.size() > 0
+    assert_equal(one.get_all(), other.get_all())
+    for buffer in buffers:
+        buffer.discard_episode(env.env_id)  # the open ones
+        buffer.discard_episode(env.env_id)
+    assert_equal(one.get_all(), other.get_all())
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_another_buffer_goes_on_as_this_one_would(variant: str, tmp_path: Path) -> None:
     buffer, env = replay(**VARIANTS[variant]), ScriptedEnv(3, ends)
     env_ret = act(buffer, env, env.reset(), 31)
-    prioritised = "prioritised" in str(buffer.config.sampler)
+    prioritised = buffer.sampler.priorities is not None
     if prioritised:
         buffer.update_priorities(np.arange(10), np.arange(10) + 0.5)
     buffer.sample(5)
@@ -227,12 +259,13 @@ def test_an_empty_buffer_comes_back_empty(tmp_path: Path) -> None:
 _DERIVED = {
     "DataContainer": {
         *("capacity", "mode", "unit", "changes", "watcher", "_frame_stack", "_removal", "_valid"),
-        *("_compression", "_has_text"),
+        *("_compression", "_has_text", "_fitting"),
     },
     "Observations": {"layout", "_capacity", "_stacks", "_deepest", "_compressed"},
     "Pool": {"_leaves"},
     "EpisodeRegistry": {"_table", "_first", "_end"},  # by way of `starts` and `lengths`
-    "PrioritisedSampler": {"alpha", "beta", "scale"},
+    "PrioritisedSampler": {"beta", "scale"},
+    "Priorities": {"alpha"},
     "SequenceSampler": {"length", "_begins", "_seen"},
     "Storage": {
         *("max_bytes", "timing_raw", "_pipeline", "_postprocess_fn", "_auto_truncate", "_metas"),
@@ -266,6 +299,7 @@ def test_no_attribute_is_forgotten(kind: str) -> None:
         for one in (
             *(table, storage, container, container._observations, container._observations._nexts),
             *(container.episode_registry, table.sampler, storage._groups["env"]),
+            table.sampler.priorities,
         )
     }
     source = (
@@ -301,6 +335,51 @@ def test_damage_is_found(file: str, what: str, tmp_path: Path) -> None:
         load_table(table, read_checkpoint(tmp_path / "checkpoint"))
 
 
+def test_data_that_nobody_needs_is_written_over(tmp_path: Path) -> None:
+    spare = tmp_path / "spare"
+    for size in (10_000, 10):  # longer and shorter than what comes
+        spare.write_bytes(b"x" * size)
+        inode = spare.stat().st_ino
+        array = np.arange(300, dtype=np.int32)
+        folder = tmp_path / f"checkpoint-{size}"
+        state = {"column": frozen.Frozen(array, 200)}
+        asyncio.run(write_checkpoint(folder, state, notes={}, before_rename=nothing, spare=spare))
+        assert not spare.exists()
+        data = (folder / checkpoint.DATA).stat()
+        assert (data.st_ino, data.st_size) == (inode, 800)
+        read = np.zeros(200, np.int32)
+        read_checkpoint(folder)["column"].read_into(read)
+        np.testing.assert_array_equal(read, array[:200])
+
+
+async def test_rows_that_change_while_they_are_written_are_written_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frozen, "CHUNK_BYTES", 64)
+    array = np.arange(100, dtype=np.int64)
+    real, loop = checkpoint.write_at, asyncio.get_running_loop()
+    changed = threading.Event()
+
+    def change() -> None:
+        frozen.before_write([array], slice(0, 30))
+        array[:30] = -1
+        changed.set()
+
+    def write(fd: int, parts: Any, offset: int) -> None:
+        if offset == 128 and not changed.is_set():
+            loop.call_soon_threadsafe(change)
+            assert changed.wait(30)
+        real(fd, parts, offset)
+
+    monkeypatch.setattr(checkpoint, "write_at", write)
+    state = {"column": frozen.Frozen(array, 100)}
+    await write_checkpoint(tmp_path / "one", state, notes={}, before_rename=nothing)
+    assert changed.is_set()
+    read = np.zeros(100, np.int64)
+    read_checkpoint(tmp_path / "one")["column"].read_into(read)
+    np.testing.assert_array_equal(read, np.arange(100))
+
+
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +402,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
     named = next(i for i, step in enumerate(done) if step.startswith("replace"))
     temporary = done[named].removeprefix("replace ")
     assert {
-        f"sync {checkpoint._DATA}",
+        f"sync {checkpoint.DATA}",
         f"sync {checkpoint._MANIFEST}",
         f"sync_folder {temporary}",
     } <= set(done[:named])
