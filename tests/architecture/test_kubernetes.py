@@ -13,6 +13,7 @@ from torch.distributed.run import get_args_parser
 
 from rlightning.cli.app import app
 from rlightning.cluster.keys import make_keys
+from rlightning.cluster.learner_health import STILL_S
 from rlightning.cluster.prepare import check_ranks
 from rlightning.rpc.health import Health
 from rlightning.utils.config import load_config
@@ -76,6 +77,23 @@ def test_kubernetes_takes_the_manifests(version):
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
+def check_probes(container, port, health):
+    """Asserts that what the kubelet asks for is there, and what each probe is for."""
+    asked = {"startupProbe": "liveness", "livenessProbe": "liveness", "readinessProbe": "readiness"}
+    for probe, service in asked.items():
+        assert container[probe]["grpc"] == {"port": port, "service": service}
+        assert health.status_of(service) is not None
+
+
+@overlays
+def test_a_learner_is_given_the_time_that_its_services_may_be_away(overlay, config_of):
+    ((pod, container),) = ((p, c) for name, p, c in ours(overlay) if name == "learner")
+    probe = container["livenessProbe"]
+    given_s = probe["periodSeconds"] * probe["failureThreshold"]
+    window_s = config_of(overlay, pod, container).services.restart_window_s
+    assert given_s > window_s + STILL_S + probe["periodSeconds"]
+
+
 @overlays
 def test_commands_ports_and_probes_are_those_of_the_services(overlay, config_of):
     seen = set()
@@ -86,6 +104,8 @@ def test_commands_ports_and_probes_are_those_of_the_services(overlay, config_of)
         if name == "learner":
             assert options_of(container)["config"]
             assert config.learner.metrics == f"0.0.0.0:{ports['metrics']}"
+            assert config.learner.health == f"0.0.0.0:{ports['health']}"
+            check_probes(container, ports["health"], Health(()))
             continue
         part = SERVERS[name]
         section = getattr(config.services, part)
@@ -101,10 +121,7 @@ def test_commands_ports_and_probes_are_those_of_the_services(overlay, config_of)
         assert set(listeners) == {port for key, port in ports.items() if key != "metrics"}
         assert section.metrics == f"0.0.0.0:{ports['metrics']}"
         health = Health([f"rlightning.v1.{GRPC_NAMES[part]}"])
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            assert container[probe]["grpc"]["port"] == ports["grpc"]
-            assert health.status_of(container[probe]["grpc"]["service"]) is not None
-        assert container["livenessProbe"]["grpc"]["service"] == "liveness"
+        check_probes(container, ports["grpc"], health)
         dockerfile = (ROOT / "services" / f"{part}_server" / "Dockerfile").read_text()
         assert f"EXPOSE {ports['grpc']}" in dockerfile
     assert seen == {*SERVERS, "learner"}

@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from rlightning.cli.app import app
+from rlightning.cluster.learner_health import STILL_S
 from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import MALLOC_ENV
 from rlightning.utils.config import load_config
@@ -145,6 +146,23 @@ def test_the_learner_is_the_policy_image_with_another_command():
     assert learner["command"][0] == "rlightning"
     configs = [str(file) for file in command_options(learner["command"][1:])["config"]]
     assert configs == NAMES
+
+
+def test_the_learner_has_a_health_check_of_its_own():
+    learner = COMPOSE["services"]["learner"]
+    _, executable, *command = learner["healthcheck"]["test"]
+    assert executable == "rlightning"
+    asked = command_options(command)
+    config = load_config(FILES, environ={})
+    # Within its container alone.
+    assert asked["address"] == config.learner.health
+    assert config.learner.health.startswith("127.0.0.1:")
+    assert asked["check"] == "readiness"
+    seconds = {key: int(learner["healthcheck"][key][:-1]) for key in ("interval", "timeout")}
+    assert asked["timeout"] < seconds["timeout"]
+    # It does not come round while it waits for a service that is away.
+    window_s = max(config.services.restart_window_s, config.services.policy.rpc.resume_window_s)
+    assert seconds["interval"] * learner["healthcheck"]["retries"] > window_s + STILL_S
 
 
 def test_a_learner_that_ended_or_was_stopped_is_not_started_again():
