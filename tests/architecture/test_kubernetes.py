@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import kubernetes_validate
@@ -22,6 +23,7 @@ from tests.monitoring import scaling
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = {"env-server": "env", "policy-server": "policy", "buffer-server": "buffer"}
+PROBES = {"startupProbe": "liveness", "livenessProbe": "liveness", "readinessProbe": "readiness"}
 GRPC_NAMES = {"env": "EnvService", "policy": "PolicyService", "buffer": "BufferService"}
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
@@ -79,8 +81,7 @@ def test_kubernetes_takes_the_manifests(version):
 
 def check_probes(container, port, health):
     """Asserts that what the kubelet asks for is there, and what each probe is for."""
-    asked = {"startupProbe": "liveness", "livenessProbe": "liveness", "readinessProbe": "readiness"}
-    for probe, service in asked.items():
+    for probe, service in PROBES.items():
         assert container[probe]["grpc"] == {"port": port, "service": service}
         assert health.status_of(service) is not None
 
@@ -125,6 +126,51 @@ def test_commands_ports_and_probes_are_those_of_the_services(overlay, config_of)
         dockerfile = (ROOT / "services" / f"{part}_server" / "Dockerfile").read_text()
         assert f"EXPOSE {ports['grpc']}" in dockerfile
     assert seen == {*SERVERS, "learner"}
+
+
+@overlays
+def test_what_a_manifest_names_is_there(overlay):
+    claims = {*find(overlay, "PersistentVolumeClaim")}
+    accounts, configs = find(overlay, "ServiceAccount"), find(overlay, "ConfigMap")
+    templates = {
+        (name, claim["metadata"]["name"])
+        for name, one in find(overlay, "StatefulSet").items()
+        for claim in one["spec"]["volumeClaimTemplates"]
+    }
+    for name, pod in pods(overlay):
+        spec = pod["spec"]
+        (container,) = spec["containers"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        own = {volume for owner, volume in templates if owner == name}
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == volumes.keys() | own
+        for volume in volumes.values():
+            assert volume.get("configMap", {}).get("name", "") in {"", *configs}
+            assert volume.get("persistentVolumeClaim", {}).get("claimName", "") in {"", *claims}
+            # Made by hand, of what `rlightning keys` writes.
+            assert volume.get("secret", {}).get("secretName", "keys") == "keys"
+        assert spec.get("serviceAccountName", "") in {"", *accounts}
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        probes = [container[kind] for kind in PROBES if kind in container]
+        assert probes
+        for probe in probes:
+            if "grpc" in probe:
+                assert probe["grpc"]["port"] in ports.values()
+            else:
+                assert probe["httpGet"]["port"] in ports
+        # What is no config key is there for one that is.
+        given = {variable["name"]: variable for variable in container.get("env", ())}
+        used = {word for one in given.values() for word in re.findall(r"\$\((\w+)\)", str(one))}
+        ours = {one for one in given if not one.startswith(("RLIGHTNING__", "GF_"))}
+        assert used == ours
+    for service in find(overlay, "Service").values():
+        behind = [
+            {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+            for _, pod in pods(overlay)
+            if service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        ]
+        assert len(behind) == 1
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= behind[0]
 
 
 @overlays
@@ -278,9 +324,15 @@ def test_the_network_lets_through_who_has_to_and_nobody_else(overlay):
         ("policy-server", "policy-server"),
         *(("learner", target) for target in grpc),
     }
-    for target in (*grpc, "learner"):
-        readers = [n for n in labels if may_reach(overlay, labels[n], labels[target], 9464)]
-        assert readers == (["prometheus"] if "prometheus" in labels else [])
+    for target, _, container in ours(overlay):
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+
+        def readers(port, target=target):
+            return [n for n in labels if may_reach(overlay, labels[n], labels[target], port)]
+
+        assert readers(ports["metrics"]) == (["prometheus"] if "prometheus" in labels else [])
+        if "health" in ports:  # only the kubelet, who always may
+            assert readers(ports["health"]) == []
     public = may_reach(overlay, labels["stranger"], labels["env-server"], 50443)
     assert public == ("env-server-public" in find(overlay, "Service"))
 
@@ -363,13 +415,22 @@ def test_jobs_of_prometheus_are_called_as_in_compose():
     assert components == {one["job_name"] for one in compose["scrape_configs"]}
 
 
-def test_grafana_is_set_up_as_in_compose():
+def test_prometheus_and_grafana_are_set_up_as_in_compose():
     (container,) = find("overlays/monitoring", "Deployment")["grafana"]["spec"]["template"]["spec"][
         "containers"
     ]
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     assert {v["name"]: v["value"] for v in container["env"]} == compose["grafana"]["environment"]
-    images = {
-        c["image"] for _, pod in pods("overlays/monitoring") for c in pod["spec"]["containers"]
-    }
-    assert {compose[name]["image"] for name in ("grafana", "prometheus")} <= images
+    deployments = find("overlays/monitoring", "Deployment")
+    for name in ("grafana", "prometheus"):
+        (one,) = deployments[name]["spec"]["template"]["spec"]["containers"]
+        assert one["image"] == compose[name]["image"]
+        (port,) = one["ports"]
+        (published,) = compose[name]["ports"]
+        assert published.endswith(f":{port['containerPort']}")
+        (served,) = find("overlays/monitoring", "Service")[name]["spec"]["ports"]
+        assert served["port"] == port["containerPort"]
+    (datasource,) = yaml.safe_load(
+        (ROOT / "deploy/monitoring/grafana/provisioning/datasources/prometheus.yml").read_text()
+    )["datasources"]
+    assert datasource["url"] == f"http://prometheus:{port['containerPort']}"
