@@ -23,6 +23,7 @@ from rlightning.cluster.in_process import InProcessBackend
 from rlightning.cluster.interrupt import interrupt_without_parent, interruptible
 from rlightning.cluster.keeper import Keeper
 from rlightning.cluster.launchers import make_launcher
+from rlightning.cluster.learner_health import LearnerHealth
 from rlightning.cluster.monitor import Monitor
 from rlightning.cluster.prepare import (
     check_batch_size,
@@ -105,7 +106,12 @@ def train(
     display = Display(quiet=quiet, to_stderr=as_json, total_steps=config.train.max_env_steps)
     run = Run.create(prepared, command=this_command())
     try:
-        with interruptible(), display, shown(dashboard, run, display.message) as page:
+        with (
+            interruptible(),
+            display,
+            LearnerHealth(prepared.learner.health) as health,
+            shown(dashboard, run, display.message) as page,
+        ):
             if note:
                 display.message(note)
             if checkpoint is not None:
@@ -124,13 +130,15 @@ def train(
                 on_ray=on_ray,
                 world_size=ranks.world_size,
             ) as backend:
-                outcome, progress = _learn(prepared, backend, run, display, checkpoint, ranks)
+                outcome, progress = _learn(
+                    prepared, backend, run, display, health, checkpoint, ranks
+                )
                 page.outcome = outcome
                 end = describe_run(progress, outcome)
                 _summarise(display, progress, outcome, prepared.train.target_return)
                 if prepared.train.after_target == "serve":
                     run.finish(outcome, end)
-                    _serve_on(backend, display)
+                    _serve_on(backend, display, health)
     except KeyboardInterrupt as stopped:
         if ranks.world_size > 1 and signal.SIGTERM in stopped.args:
             raise ClusterError(
@@ -185,6 +193,7 @@ def _learn(
     backend: Backend,
     run: Run,
     display: Display,
+    health: LearnerHealth,
     checkpoint: learner.Checkpoint | None,
     ranks: Ranks,
 ) -> tuple[str, Progress]:
@@ -197,6 +206,7 @@ def _learn(
         )
 
         def stop() -> bool:
+            health.came_round()
             monitor.check()
             return monitor.reached.is_set()
 
@@ -247,7 +257,7 @@ def _shown_metrics(address: str | None, stats: LearnerStats) -> Iterator[None]:
         server.close()
 
 
-def _serve_on(backend: Backend, display: Display) -> None:
+def _serve_on(backend: Backend, display: Display, health: LearnerHealth) -> None:
     """Keeps the services up until somebody stops the run, which has had its end before.
 
     Raises:
@@ -256,6 +266,7 @@ def _serve_on(backend: Backend, display: Display) -> None:
     display.message("serving on with the last weights; Ctrl-C or SIGTERM stops")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
+            health.came_round()
             backend.check()
             time.sleep(_CHECK_EVERY_S)
 

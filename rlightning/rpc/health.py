@@ -93,7 +93,8 @@ class Health:
     """Says what a server is ready for.
 
     `""`, `readiness` and the services share one answer, NOT_SERVING until `set_ready(True)`;
-    `liveness` is SERVING for as long as the event loop answers at all.
+    `liveness` is SERVING for as long as the event loop answers at all, unless `set_alive(False)`
+    says that something else of the process is stuck.
 
     Args:
         services: Full names of the services.
@@ -102,6 +103,7 @@ class Health:
     def __init__(self, services: Iterable[str]) -> None:
         self._names = (OVERALL, READINESS, LIVENESS, *services)
         self._ready = False
+        self._alive = True
         self._closed = False
         self._changed = asyncio.Event()
 
@@ -115,6 +117,11 @@ class Health:
         self._ready = ready
         self._wake()
 
+    def set_alive(self, alive: bool) -> None:
+        """Sets liveness and tells who watches."""
+        self._alive = alive
+        self._wake()
+
     def close(self) -> None:
         """Ends the streams of those who watch; each would use up the whole grace of a stop."""
         self._closed = True
@@ -124,9 +131,8 @@ class Health:
         """Returns the status of a name; None if there is no such name."""
         if service not in self._names:
             return None
-        if service == LIVENESS or self._ready:
-            return ServingStatus.SERVING
-        return ServingStatus.NOT_SERVING
+        serving = self._alive if service == LIVENESS else self._ready
+        return ServingStatus.SERVING if serving else ServingStatus.NOT_SERVING
 
     def handlers(self) -> dict[str, Handler]:
         """Returns the handlers of Check, List and Watch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import kubernetes_validate
@@ -13,6 +14,7 @@ from torch.distributed.run import get_args_parser
 
 from rlightning.cli.app import app
 from rlightning.cluster.keys import make_keys
+from rlightning.cluster.learner_health import STILL_S
 from rlightning.cluster.prepare import check_ranks
 from rlightning.rpc.health import Health
 from rlightning.utils.config import load_config
@@ -21,6 +23,7 @@ from tests.monitoring import scaling
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = {"env-server": "env", "policy-server": "policy", "buffer-server": "buffer"}
+PROBES = {"startupProbe": "liveness", "livenessProbe": "liveness", "readinessProbe": "readiness"}
 GRPC_NAMES = {"env": "EnvService", "policy": "PolicyService", "buffer": "BufferService"}
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
@@ -76,6 +79,22 @@ def test_kubernetes_takes_the_manifests(version):
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
+def check_probes(container, port, health):
+    """Asserts that what the kubelet asks for is there, and what each probe is for."""
+    for probe, service in PROBES.items():
+        assert container[probe]["grpc"] == {"port": port, "service": service}
+        assert health.status_of(service) is not None
+
+
+@overlays
+def test_a_learner_is_given_the_time_that_its_services_may_be_away(overlay, config_of):
+    ((pod, container),) = ((p, c) for name, p, c in ours(overlay) if name == "learner")
+    probe = container["livenessProbe"]
+    given_s = probe["periodSeconds"] * probe["failureThreshold"]
+    window_s = config_of(overlay, pod, container).services.restart_window_s
+    assert given_s > window_s + STILL_S + probe["periodSeconds"]
+
+
 @overlays
 def test_commands_ports_and_probes_are_those_of_the_services(overlay, config_of):
     seen = set()
@@ -86,6 +105,8 @@ def test_commands_ports_and_probes_are_those_of_the_services(overlay, config_of)
         if name == "learner":
             assert options_of(container)["config"]
             assert config.learner.metrics == f"0.0.0.0:{ports['metrics']}"
+            assert config.learner.health == f"0.0.0.0:{ports['health']}"
+            check_probes(container, ports["health"], Health(()))
             continue
         part = SERVERS[name]
         section = getattr(config.services, part)
@@ -101,13 +122,55 @@ def test_commands_ports_and_probes_are_those_of_the_services(overlay, config_of)
         assert set(listeners) == {port for key, port in ports.items() if key != "metrics"}
         assert section.metrics == f"0.0.0.0:{ports['metrics']}"
         health = Health([f"rlightning.v1.{GRPC_NAMES[part]}"])
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            assert container[probe]["grpc"]["port"] == ports["grpc"]
-            assert health.status_of(container[probe]["grpc"]["service"]) is not None
-        assert container["livenessProbe"]["grpc"]["service"] == "liveness"
+        check_probes(container, ports["grpc"], health)
         dockerfile = (ROOT / "services" / f"{part}_server" / "Dockerfile").read_text()
         assert f"EXPOSE {ports['grpc']}" in dockerfile
     assert seen == {*SERVERS, "learner"}
+
+
+@overlays
+def test_what_a_manifest_names_is_there(overlay):
+    claims = {*find(overlay, "PersistentVolumeClaim")}
+    accounts, configs = find(overlay, "ServiceAccount"), find(overlay, "ConfigMap")
+    templates = {
+        (name, claim["metadata"]["name"])
+        for name, one in find(overlay, "StatefulSet").items()
+        for claim in one["spec"]["volumeClaimTemplates"]
+    }
+    for name, pod in pods(overlay):
+        spec = pod["spec"]
+        (container,) = spec["containers"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        own = {volume for owner, volume in templates if owner == name}
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == volumes.keys() | own
+        for volume in volumes.values():
+            assert volume.get("configMap", {}).get("name", "") in {"", *configs}
+            assert volume.get("persistentVolumeClaim", {}).get("claimName", "") in {"", *claims}
+            # Made by hand, of what `rlightning keys` writes.
+            assert volume.get("secret", {}).get("secretName", "keys") == "keys"
+        assert spec.get("serviceAccountName", "") in {"", *accounts}
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        probes = [container[kind] for kind in PROBES if kind in container]
+        assert probes
+        for probe in probes:
+            if "grpc" in probe:
+                assert probe["grpc"]["port"] in ports.values()
+            else:
+                assert probe["httpGet"]["port"] in ports
+        # What is no config key is there for one that is.
+        given = {variable["name"]: variable for variable in container.get("env", ())}
+        used = {word for one in given.values() for word in re.findall(r"\$\((\w+)\)", str(one))}
+        ours = {one for one in given if not one.startswith(("RLIGHTNING__", "GF_"))}
+        assert used == ours
+    for service in find(overlay, "Service").values():
+        behind = [
+            {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+            for _, pod in pods(overlay)
+            if service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        ]
+        assert len(behind) == 1
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= behind[0]
 
 
 @overlays
@@ -261,9 +324,15 @@ def test_the_network_lets_through_who_has_to_and_nobody_else(overlay):
         ("policy-server", "policy-server"),
         *(("learner", target) for target in grpc),
     }
-    for target in (*grpc, "learner"):
-        readers = [n for n in labels if may_reach(overlay, labels[n], labels[target], 9464)]
-        assert readers == (["prometheus"] if "prometheus" in labels else [])
+    for target, _, container in ours(overlay):
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+
+        def readers(port, target=target):
+            return [n for n in labels if may_reach(overlay, labels[n], labels[target], port)]
+
+        assert readers(ports["metrics"]) == (["prometheus"] if "prometheus" in labels else [])
+        if "health" in ports:  # only the kubelet, who always may
+            assert readers(ports["health"]) == []
     public = may_reach(overlay, labels["stranger"], labels["env-server"], 50443)
     assert public == ("env-server-public" in find(overlay, "Service"))
 
@@ -346,13 +415,22 @@ def test_jobs_of_prometheus_are_called_as_in_compose():
     assert components == {one["job_name"] for one in compose["scrape_configs"]}
 
 
-def test_grafana_is_set_up_as_in_compose():
+def test_prometheus_and_grafana_are_set_up_as_in_compose():
     (container,) = find("overlays/monitoring", "Deployment")["grafana"]["spec"]["template"]["spec"][
         "containers"
     ]
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     assert {v["name"]: v["value"] for v in container["env"]} == compose["grafana"]["environment"]
-    images = {
-        c["image"] for _, pod in pods("overlays/monitoring") for c in pod["spec"]["containers"]
-    }
-    assert {compose[name]["image"] for name in ("grafana", "prometheus")} <= images
+    deployments = find("overlays/monitoring", "Deployment")
+    for name in ("grafana", "prometheus"):
+        (one,) = deployments[name]["spec"]["template"]["spec"]["containers"]
+        assert one["image"] == compose[name]["image"]
+        (port,) = one["ports"]
+        (published,) = compose[name]["ports"]
+        assert published.endswith(f":{port['containerPort']}")
+        (served,) = find("overlays/monitoring", "Service")[name]["spec"]["ports"]
+        assert served["port"] == port["containerPort"]
+    (datasource,) = yaml.safe_load(
+        (ROOT / "deploy/monitoring/grafana/provisioning/datasources/prometheus.yml").read_text()
+    )["datasources"]
+    assert datasource["url"] == f"http://prometheus:{port['containerPort']}"

@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from rlightning.cli.app import app
+from rlightning.cluster.learner_health import STILL_S
 from rlightning.cluster.prepare import prepare
 from rlightning.cluster.process import MALLOC_ENV
 from rlightning.utils.config import load_config
@@ -147,6 +148,23 @@ def test_the_learner_is_the_policy_image_with_another_command():
     assert configs == NAMES
 
 
+def test_the_learner_has_a_health_check_of_its_own():
+    learner = COMPOSE["services"]["learner"]
+    _, executable, *command = learner["healthcheck"]["test"]
+    assert executable == "rlightning"
+    asked = command_options(command)
+    config = load_config(FILES, environ={})
+    # Within its container alone.
+    assert asked["address"] == config.learner.health
+    assert config.learner.health.startswith("127.0.0.1:")
+    assert asked["check"] == "readiness"
+    seconds = {key: int(learner["healthcheck"][key][:-1]) for key in ("interval", "timeout")}
+    assert asked["timeout"] < seconds["timeout"]
+    # It does not come round while it waits for a service that is away.
+    window_s = max(config.services.restart_window_s, config.services.policy.rpc.resume_window_s)
+    assert seconds["interval"] * learner["healthcheck"]["retries"] > window_s + STILL_S
+
+
 def test_a_learner_that_ended_or_was_stopped_is_not_started_again():
     learner = COMPOSE["services"]["learner"]
     assert learner["restart"] == "on-failure"
@@ -198,7 +216,50 @@ def test_with_tls_what_is_published_is_encrypted_and_asks_for_a_token(name):
 def test_the_gpu_file_changes_the_image_with_torch_alone():
     assert set(GPU["services"]) == {"policy_server", "learner"}
     for service in GPU["services"].values():
-        assert set(service["build"]["args"]) <= set(COMPOSE["services"]["learner"]["build"]["args"])
+        assert service["build"] == {"args": {"TORCH_INDEX_URL": ""}}
+        assert service["image"] == f"{COMPOSE['services']['learner']['image']}:cuda"
+
+
+def installs(index_url):
+    """Returns what pip is told while the image with torch is built, as the shell of the build splits it."""
+    commands = [rest for word, rest in dockerfile("policy_server") if word == "RUN"]
+    steps = [command for command in commands if command.startswith("python -m pip install")]
+    done = subprocess.run(
+        ["sh", "-euc", "python() { printf '%s ' \"$@\"; echo; }\n" + "\n".join(steps)],
+        env={"TORCH_INDEX_URL": index_url, "EXTRA": "learn"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_the_build_argument_says_from_where_torch_comes_and_nothing_else():
+    cpu = SETTINGS["TORCH_INDEX_URL"]
+    assert cpu == COMPOSE["services"]["learner"]["build"]["args"]["TORCH_INDEX_URL"]
+    assert cpu.endswith("/whl/cpu")
+    of_cpu, of_cuda = (
+        installs(cpu),
+        installs(GPU["services"]["learner"]["build"]["args"]["TORCH_INDEX_URL"]),
+    )
+    assert len(of_cpu) == len(of_cuda)
+    differing = [(one, other) for one, other in zip(of_cpu, of_cuda, strict=True) if one != other]
+    ((plain, cuda),) = differing
+    # Without a URL it is the usual index, whose torch for Linux has CUDA.
+    at = plain.index("--index-url")
+    assert plain[:at] + plain[at + 2 :] == cuda
+    assert (plain[at + 1], cuda[-1]) == (cpu, "torch")
+    # Alone: that index has nothing else. What its wheel needs, such as CUDA's libraries, is installed after it.
+    assert "--no-deps" in cuda
+    rest = [one for one in of_cuda[of_cuda.index(cuda) + 1 :] if "-r" in one]
+    assert rest
+    assert not any("--no-deps" in one for one in rest)
+    # Both have the version that everything was tried with, which a local version such as +cpu matches.
+    assert cuda[cuda.index("-c") + 1] == "/build/constraints.txt"
+    pinned = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert len(pinned) == 1
+    assert "+" not in pinned[0]
 
 
 DURABLE = {"RLIGHTNING__BUFFER": SETTINGS["RLIGHTNING__BUFFER"]}

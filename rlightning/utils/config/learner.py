@@ -106,6 +106,8 @@ class LearnerConfig(Config):
             the number of their components.
         torch_threads: Threads of torch in the learner.
         metrics: HOST:PORT where the learner shows its metrics; see `services.policy.metrics`.
+        health: HOST:PORT where the learner serves `grpc.health.v1`, in plaintext and to anyone, and
+            nothing else; a port alone stands for one on 127.0.0.1; None: nowhere.
     """
 
     algorithm: str = "ppo"
@@ -135,12 +137,13 @@ class LearnerConfig(Config):
     target_entropy: float | None = None
     torch_threads: int = Field(default=1, ge=1)
     metrics: str | None = None
+    health: str | None = None
 
-    @field_validator("metrics", mode="before")
+    @field_validator("metrics", "health", mode="before")
     @classmethod
-    def check_metrics(cls, metrics: Any) -> Any:
+    def check_address(cls, address: Any) -> Any:
         """Makes a port an address, and refuses what is none."""
-        return http_address(metrics)
+        return http_address(address)
 
     @field_validator("algorithm")
     @classmethod
