@@ -27,7 +27,6 @@ from rlightning.errors import (
 )
 from rlightning.latency import LatencyStats
 from rlightning.latency.stages import STORE
-from rlightning.rpc.protocol import Arrival
 from rlightning.rpc.session import Session, SessionHandler
 from rlightning.rpc.status import to_error_status
 from rlightning.utils.failpoints import failpoint
