@@ -189,6 +189,16 @@ def test_only_declared_envs_may_come() -> None:
         buffer.add_transition("other", *step(0, env_id="other"))
 
 
+def test_a_row_of_a_declared_vector_env_is_taken_as_a_lone_env() -> None:
+    buffer = replay([EnvMeta("env", num_envs=2)])
+    add(buffer, 3, env_id="env/0")
+    buffer.truncate_one_episode("env/0")
+    assert buffer.get_all()["reward"].tolist() == [1, 2]
+    assert buffer.get_all()["observation"].shape == (2, 3)
+    with pytest.raises(InvalidRowError):  # the env itself has two
+        buffer.add_transition("env", *step(0))
+
+
 def test_an_open_episode_is_bounded_by_the_capacity() -> None:
     buffer = replay(capacity=10)
     with pytest.raises(ReplayError, match="auto_truncate_episode"):
