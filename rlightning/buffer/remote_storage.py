@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlightning.buffer.columns import Counters
+from rlightning.buffer.declared import declared, meta_of
 from rlightning.buffer.parts import split
 from rlightning.buffer.remote_buffer import BufferClient, BufferStatus, InsertClient, TableStatus
 from rlightning.buffer.sampler import AllDataSampler, Sampler, deal
@@ -347,12 +348,8 @@ class RemoteStorage:
     def _writer(self, env_id: str) -> _Writer:
         writer = self._writers.get(env_id)
         if writer is None:
-            meta = EnvMeta(env_id)
-            if self._metas is not None:
-                if env_id not in self._metas:
-                    raise KeyError(f"env {env_id!r} is none of {sorted(self._metas)}")
-                meta = self._metas[env_id]
-            writer = self._writers[env_id] = _Writer(self._run(self._open(meta)))
+            client = self._run(self._open(meta_of(self._metas, env_id)))
+            writer = self._writers[env_id] = _Writer(client)
         return writer
 
     async def _open(self, meta: EnvMeta) -> InsertClient:
@@ -386,10 +383,7 @@ class RemoteShards:
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
     ) -> None:
-        metas = None
-        if env_meta_list is not None:
-            given = [m if isinstance(m, EnvMeta) else EnvMeta(**m) for m in env_meta_list]
-            metas = {meta.env_id or "": meta for meta in given}
+        metas = declared(env_meta_list)
         self.storages = [
             RemoteStorage(address, config, metas, rpc=rpc, auth=auth)
             for address in config.storage.addresses

@@ -22,7 +22,7 @@ from rlightning.env.control import Quorum
 from rlightning.errors import DeadlineExceededError, ReplayError, UnavailableError
 from rlightning.services.env_server.actors import Actors
 from rlightning.testing.waiting import assert_eventually, wait_until
-from rlightning.types import BatchedData, EnvRet, PolicyResponse
+from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import MainConfig
 from tests.integration.buffer.harness import (
     FAST,
@@ -138,7 +138,7 @@ def test_a_data_buffer_over_servers_is_used_like_a_local_one(
         buffer.close()
 
 
-def test_answers_may_come_later(processes: list[Any]) -> None:
+def test_answers_may_come_later_and_rows_alone(processes: list[Any]) -> None:
     buffer = ReplayBuffer(over(processes[0][1], processes[1][1]), rpc=FAST)
     buffer.init()
     try:
@@ -161,6 +161,17 @@ def test_answers_may_come_later(processes: list[Any]) -> None:
             buffer.add_transition("lone", last, last)
         with pytest.raises(ReplayError, match="add_episode"):
             buffer.add_episode({"reward": np.zeros(1)})
+
+        buffer.clear()
+        buffer.init([EnvMeta("env", num_envs=2)], rows := ["env/0", "env/1"])
+        for step in range(3):
+            for row in rows:  # each stands for a lone env
+                env_ret = EnvRet(row, np.full(3, step, np.float32), float(step))
+                buffer.add_transition(row, env_ret, PolicyResponse(row, action=np.int64(step)))
+        buffer.truncate_episodes(rows)
+        assert [data["reward"].tolist() for data in buffer.get_all().values()] == [[1, 2], [1, 2]]
+        with pytest.raises(KeyError, match=r"env 'other/0' is none of \['env'\]"):
+            buffer.add_data_async("other/0", EnvRet("other/0", np.zeros(3, np.float32)))
     finally:
         buffer.close()
 
