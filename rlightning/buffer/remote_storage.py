@@ -415,6 +415,7 @@ class RemoteShards:
         Raises:
             DeadlineExceededError: There was no batch within `storage.timeout_s`.
             UnavailableError: A server is away, or a producer silent; the reason says which.
+            ReplayError: A rollout has fewer rows than there are train workers.
         """
         if self._config.type == "ReplayBuffer" and batch_size is None:
             if not isinstance(sampler, AllDataSampler):
@@ -426,13 +427,14 @@ class RemoteShards:
         columns, lengths = self._loop.run(self._next(batch_size or 0, where, timeout_s))
         if workers == 1:
             return [columns]
-        if self._config.type == "RolloutBuffer":
-            raise ReplayError("rollouts of buffer servers are for one train worker")
-        count = len(columns) if lengths else len(next(iter_arrays(columns)))
+        axis = int(self._config.type == "RolloutBuffer")  # [T, N, ...]: each has rows of its own
+        count = len(columns) if lengths else next(iter_arrays(columns)).shape[axis]
+        if axis and count < workers:
+            raise ReplayError(f"a rollout of {count} rows for {workers} train workers")
         parts = deal(np.arange(count), workers, drop_last=drop_last)
         if lengths:
             return [[columns[i] for i in part] for part in parts]
-        return [_rows(columns, part) for part in parts]
+        return [_rows(columns, part, axis) for part in parts]
 
     async def _next(
         self, batch_size: int, where: Where | None, timeout_s: float
@@ -488,8 +490,8 @@ def _documented(error: PreconditionError) -> Exception:
     return KeyError(str(error)) if error.reason == UNKNOWN_ENV else error
 
 
-def _rows(columns: Any, rows: Any) -> Any:
-    return map_arrays(lambda leaf: leaf[rows], columns)
+def _rows(columns: Any, rows: Any, axis: int) -> Any:
+    return map_arrays(lambda leaf: np.take(leaf, rows, axis), columns)
 
 
 def _check_type(value: Any, kind: type) -> None:

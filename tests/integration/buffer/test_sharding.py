@@ -358,6 +358,25 @@ def test_a_rollout_buffer_takes_rollouts_of_servers(tmp_path: Path) -> None:
         (rollout,) = buffer.sample()
         assert rollout["reward"].shape == (8, 2)
         assert check_transitions(rollout) == 16
+
+        def add_rollout() -> None:
+            nonlocal env_ret
+            for _ in range(8):
+                buffer.add_transition(env.env_id, env_ret, answer(env_ret))
+                env_ret = env.step()
+
+        buffer.init_storage_table([env.env_id], train_worker_num=2)
+        add_rollout()
+        parts = buffer.sample()
+        for row, part in enumerate(parts):  # each has a row of its own, in its order
+            assert part["reward"].shape == (8, 1)
+            assert check_transitions(part) == 8
+            assert (part["observation"][..., 0] == env.rows[row]).all()
+        assert len(parts) == 2
+        buffer.init_storage_table([env.env_id], train_worker_num=3)
+        add_rollout()
+        with pytest.raises(ReplayError, match="a rollout of 2 rows for 3 train workers"):
+            buffer.sample()
     finally:
         buffer.close()
         server.kill()
