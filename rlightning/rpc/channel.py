@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -11,7 +12,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from typing_extensions import Self
 
-from rlightning.errors import ResourceExhaustedError
+from rlightning.errors import ResourceExhaustedError, UnavailableError
 from rlightning.rpc import status, trace_context
 from rlightning.rpc.auth import call_metadata, channel_credentials
 from rlightning.rpc.handlers import EOF
@@ -34,6 +35,7 @@ class Channel:
         address: What was dialled.
         rpc: Limits and times.
         metadata: Sent with every call.
+        connection: Number of the connection that the next call goes over.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Channel:
         self.address = address
         self.rpc = rpc
         self.metadata = metadata
+        self.connection = 0
         self._make = make
         self._channel = make()
 
@@ -74,16 +77,40 @@ class Channel:
 
         return start
 
-    async def renew(self) -> None:
+    @contextmanager
+    def call_errors(self, method: str) -> Iterator[None]:
+        """Turns what ends a call that is made inside into a RemoteError; around all of the call.
+
+        gRPC cancels the calls of a connection that is given up, and so whoever awaits one.
+
+        Args:
+            method: Full name of the method.
+        """
+        connection = self.connection
+        try:
+            with status.remote_errors(peer=self.address, method=method):
+                yield
+        except asyncio.CancelledError:
+            if self.connection == connection or own_cancellation(True):
+                raise
+            raise connection_given_up(self.address) from None
+
+    async def renew(self, connection: int | None = None) -> None:
         """Drops the connection, whatever it is in; calls that are open end with UNAVAILABLE.
 
         The next call makes another one. A function that was returned before calls over the old one.
+
+        Args:
+            connection: Drop this one only: if there is another one by now, keep that. None: drop
+                what is there.
         """
-        old, self._channel = self._channel, self._make()
-        await old.close(None)
+        if connection in (None, self.connection):
+            old, self._channel = self._channel, self._make()
+            self.connection += 1
+            await old.close(None)
 
     async def close(self) -> None:
-        """Closes the connection; calls that are still open end with UNAVAILABLE."""
+        """Closes the connection; whoever awaits a call that is still open is cancelled."""
         await self._channel.close(None)
 
     async def __aenter__(self) -> Self:
@@ -118,6 +145,22 @@ def connect(
     return Channel(address, make, rpc, call_metadata(auth))
 
 
+def own_cancellation(given_up: bool) -> bool:
+    """Tells whether a CancelledError is meant for this task, rather than for the call it awaits.
+
+    Args:
+        given_up: Whether the call was given up here; all that is known before Python 3.11.
+    """
+    task = asyncio.current_task()
+    cancelling = getattr(task, "cancelling", None)
+    return cancelling() > 0 if cancelling is not None else not given_up
+
+
+def connection_given_up(peer: str) -> UnavailableError:
+    """Returns why a call ended whose connection was given up."""
+    return UnavailableError("the connection was given up", peer=peer)
+
+
 async def unary(
     channel: Channel,
     method: str,
@@ -140,7 +183,7 @@ async def unary(
     """
     call = channel.unary_unary(method)(_encode(channel, method, request), timeout=timeout)
     try:
-        with status.remote_errors(peer=channel.address, method=method):
+        with channel.call_errors(method):
             data: bytes = await call
     finally:
         call.cancel()
@@ -171,12 +214,9 @@ async def unary_stream(
     """
     call = channel.unary_stream(method)(_encode(channel, method, request), timeout=timeout)
     try:
-        while True:
-            with status.remote_errors(peer=channel.address, method=method):
-                data = await call.read()
-            if data is EOF:
-                return
-            yield _decode(channel, response_type, data)
+        with channel.call_errors(method):
+            while (data := await call.read()) is not EOF:
+                yield _decode(channel, response_type, data)
     finally:
         call.cancel()
 
@@ -203,7 +243,7 @@ async def stream_unary(
     """
     call = channel.stream_unary(method)(timeout=timeout)
     try:
-        with status.remote_errors(peer=channel.address, method=method):
+        with channel.call_errors(method):
             try:
                 async for request in requests:
                     await call.write(_encode(channel, method, request))

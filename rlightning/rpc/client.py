@@ -25,7 +25,7 @@ from rlightning.latency import ClockOffset, boot_id
 from rlightning.rpc import status
 from rlightning.rpc.activity import current_activity
 from rlightning.rpc.auth import is_loopback
-from rlightning.rpc.channel import Channel
+from rlightning.rpc.channel import Channel, connection_given_up, own_cancellation
 from rlightning.rpc.client_stream import ClientStream
 from rlightning.rpc.handlers import EOF
 from rlightning.rpc.protocol import (
@@ -58,7 +58,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
 
     After a cut it connects again by itself, with the resume token, until it is closed or the server
     refuses it for good. A server that falls silent is dialled anew, since the connection to it may
-    be dead; open calls over it end. The owner keeps what is not answered yet, in this order:
+    be dead; open calls over it end with UNAVAILABLE. The owner keeps what is not answered yet, in
+    this order:
 
     1. record the request as unanswered;
     2. build it with `new_request()` and the current `epoch`, encode it, `await send(...)`, with no
@@ -71,7 +72,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
     Belongs to one event loop. Callbacks run in it and must not block.
 
     Args:
-        channel: Where to.
+        channel: Where to; others may use it, too.
         method: Full name of the method, `/package.Service/Method`.
         request_type: Message of the client; has `hello` and `heartbeat` in a oneof `body`.
         response_type: Message of the server; has `welcome`, `heartbeat` and `drain`.
@@ -336,8 +337,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         """
         if self._route is not None:
             self._turn_to(await self._route())
-        start_call = self._channel.stream_stream(self._method)
-        stream = ClientStream(start_call(), self._channel.rpc.max_message_bytes)
+        stream = ClientStream(self._channel, self._method)
         # Of the last stream the server may still be reading: each has memory of its own.
         memory = self._offered_memory()
         try:
@@ -359,7 +359,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
             stream.ready.set()  # who waits in `send` learns there that the stream is over
             stream.beaten.set()
             if stream.connection_lost:
-                await self._channel.renew()
+                await stream.give_up_connection()
 
     def _turn_to(self, channel: Channel) -> None:
         """Lets the next stream go to a server, which knows nothing of a session at another one."""
@@ -468,6 +468,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
         except asyncio.CancelledError:
             if stream.lost is not None:
                 raise stream.lost from None
+            if stream.connection_given_up and not own_cancellation(True):
+                raise connection_given_up(self.peer) from None
             raise
         except grpc.aio.AioRpcError as error:
             raise status.from_rpc_error(error, peer=self.peer, method=self._method) from error

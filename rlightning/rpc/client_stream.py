@@ -12,6 +12,7 @@ import grpc.aio
 
 from rlightning.errors import RemoteError, UnavailableError
 from rlightning.latency import ClockOffset, boot_id
+from rlightning.rpc.channel import Channel, own_cancellation
 from rlightning.v1.session_pb2 import Timing, Welcome
 
 # What a write raises when the call has ended meanwhile.
@@ -22,8 +23,8 @@ class ClientStream:
     """One call, what was agreed for it, and its lease.
 
     Args:
-        call: The call.
-        cap: The largest message in bytes that may be written.
+        channel: Where to.
+        method: Full name of the method that is called.
 
     Attributes:
         call: The call.
@@ -40,9 +41,9 @@ class ClientStream:
         connection_lost: The connection may be dead, too.
     """
 
-    def __init__(self, call: Any, cap: int) -> None:
-        self.call = call
-        self.cap = cap
+    def __init__(self, channel: Channel, method: str) -> None:
+        self.call: Any = channel.stream_stream(method)()
+        self.cap = channel.rpc.max_message_bytes
         self.heartbeat_s = 1.0
         self.lease_s = 10.0
         self.same_clock = False
@@ -53,9 +54,16 @@ class ClientStream:
         self.half_closed = False
         self.lost: RemoteError | None = None
         self.connection_lost = False
+        self._channel = channel
+        self._connection = channel.connection
         self._lock = asyncio.Lock()
         self._closed = False
         self._given_up = False
+
+    @property
+    def connection_given_up(self) -> bool:
+        """Whether its connection was, by whoever shares the channel: that has ended the call."""
+        return self._channel.connection != self._connection
 
     @property
     def writing(self) -> bool:
@@ -72,7 +80,7 @@ class ClientStream:
             except _BROKEN:
                 return False  # the reader gets the reason
             except asyncio.CancelledError:
-                if not _own_cancellation(self._given_up):
+                if not own_cancellation(self._given_up or self.connection_given_up):
                     return False
                 # The write goes on inside gRPC, and a second one beside it would be an error there.
                 self.lose(UnavailableError("a write was interrupted"))
@@ -86,6 +94,10 @@ class ClientStream:
         self.connection_lost |= with_connection
         self._given_up = True
         self.call.cancel()
+
+    async def give_up_connection(self) -> None:
+        """Has the channel make another connection, unless it has one already."""
+        await self._channel.renew(self._connection)
 
     def accept(self, welcome: Welcome) -> None:
         """Takes note of what the server agrees to."""
@@ -157,10 +169,3 @@ class ClientStream:
         self._closed = True
         self._given_up = True
         self.call.cancel()
-
-
-def _own_cancellation(given_up: bool) -> bool:
-    """Tells whether a CancelledError is meant for this task, rather than for the call it awaits."""
-    task = asyncio.current_task()
-    cancelling = getattr(task, "cancelling", None)  # Python >= 3.11
-    return cancelling() > 0 if cancelling is not None else not given_up

@@ -227,7 +227,7 @@ async def _ask(channel: Channel, name: str, request: bytes, timeout_s: float) ->
     method = f"/{SERVICE_NAME}/{name}"
     call = channel.unary_unary(method)(request, timeout=timeout_s)
     try:
-        with status.remote_errors(peer=channel.address, method=method):
+        with channel.call_errors(method):
             data: bytes = await call
     finally:
         call.cancel()

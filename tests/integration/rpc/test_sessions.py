@@ -16,7 +16,7 @@ from rlightning.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from rlightning.rpc.channel import connect
+from rlightning.rpc.channel import connect, stream_unary, unary, unary_stream
 from rlightning.rpc.handlers import EOF
 from rlightning.rpc.stream import Stream
 from rlightning.testing import FaultProxy, assert_eventually, free_address
@@ -534,6 +534,60 @@ async def test_a_welcome_that_does_not_come_is_asked_for_over_another_connection
             client = EchoClient(channel, "b", welcome_timeout_s=0.1)
             with pytest.raises((UnavailableError, AlreadyExistsError)):
                 await client.session.start(0.3)
+
+
+class Waiting(EchoService):
+    """Answers no call that needs no session."""
+
+    async def describe(self, request, context):
+        self.log.append("describe")
+        await asyncio.Event().wait()
+
+    async def publish(self, requests, context):
+        self.log.append("publish")
+        await asyncio.Event().wait()
+
+
+async def test_a_connection_that_is_given_up_cancels_nobody_who_shares_it():
+    async def pull(channel):
+        request = pb.PullWeightsRequest(min_policy_version=1)
+        method = f"/{EchoService.name}/PullWeights"
+        async for _ in unary_stream(channel, method, request, pb.PullWeightsResponse, timeout=20):
+            service.log.append("pull")
+
+    async def publish(channel):
+        method, response = f"/{EchoService.name}/PublishWeights", pb.PublishWeightsResponse
+        await stream_unary(channel, method, endless(), response, timeout=20)
+
+    async def endless():
+        while True:
+            yield pb.PublishWeightsRequest(chunk=b"1")
+            await asyncio.sleep(0.01)
+
+    async def describe(channel):
+        method, request = f"/{EchoService.name}/Describe", pb.PolicyServiceDescribeRequest()
+        await unary(channel, method, request, pb.PolicyServiceDescribeResponse, timeout=20)
+
+    service = Waiting(FAST)
+    async with running(service) as (_, server), connect(server.address, rpc=FAST) as channel:
+        clients = EchoClient(channel, "a"), EchoClient(channel, "b")
+        for client in clients:
+            await client.session.start(5.0)
+        calls = [asyncio.create_task(call(channel)) for call in (pull, publish, describe)]
+        await assert_eventually(lambda: {*service.log} >= {"pull", "publish", "describe"})
+        for client in clients:  # each takes the connection for dead
+            client.session.renew(UnavailableError("nothing heard"))
+        await asyncio.wait(calls, timeout=10)
+        for call in calls:
+            with pytest.raises(UnavailableError, match="the connection was given up"):
+                call.result()
+        await assert_eventually(lambda: all(len(client.welcomes) == 2 for client in clients))
+        assert channel.connection == 1  # what one has made, the other does not close
+        clients[0].session.renew(UnavailableError("nothing heard"))
+        await assert_eventually(lambda: all(len(client.welcomes) == 3 for client in clients))
+        for client in clients:
+            assert (await client.ask()).seq == 1
+            await client.session.close()
 
 
 async def test_a_callback_that_raises_fails_the_session_and_not_silently(caplog):
