@@ -30,8 +30,9 @@ def interruptible() -> Iterator[None]:
     """Does on SIGTERM and SIGHUP what Ctrl-C does; call it in the main thread. May be nested.
 
     That is to raise KeyboardInterrupt(number), unless something handles SIGINT in its own way. A
-    SIGHUP that is ignored, as under nohup, stays so. Libraries that raise something else once they
-    are interrupted, as TensorDict does in a context, still end as interrupted.
+    SIGHUP that is ignored, as under nohup, stays so; Windows has none. Libraries that raise
+    something else once they are interrupted, as TensorDict does in a context, still end as
+    interrupted.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -41,9 +42,11 @@ def interruptible() -> Iterator[None]:
         else:
             raise KeyboardInterrupt(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    if before[signal.SIGHUP] is signal.SIG_IGN:
-        del before[signal.SIGHUP]
+    before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
+    if hasattr(signal, "SIGHUP"):
+        hangup = signal.getsignal(signal.SIGHUP)
+        if hangup is not signal.SIG_IGN:
+            before[signal.SIGHUP] = hangup
     for number in before:
         signal.signal(number, interrupt)
     try:

@@ -170,6 +170,12 @@ def test_other_ends_of_a_command_come_to_what_handles_ctrl_c():
     assert handled == [signal.SIGINT]
 
 
+def test_where_there_is_no_sighup_sigterm_interrupts(monkeypatch):
+    monkeypatch.delattr(signal, "SIGHUP")  # as on Windows
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signal.raise_signal(signal.SIGTERM)
+
+
 def test_an_interrupt_that_a_library_turns_into_its_own_error_is_one():
     def update():
         try:
