@@ -79,15 +79,15 @@ class PolicyHost:
         self._lockstep = lockstep
         self._policy = build_policy(config, PolicyRole.EVAL)
         self._store = WeightStore(config.state_dir) if config.state_dir is not None else None
-        # A CUDA device works while the host waits for it: the event loop must not be who waits.
-        on_cpu = self._policy.device.type == "cpu"
+        # Any other device works while the host waits for it: the event loop must not be who waits.
+        device = self._policy.device.type
         self.batcher = Batcher(
             max_batch_rows=config.max_batch_rows,
             max_wait_us=config.max_wait_us,
             queue_rows=config.queue_rows,
             queue_bytes=config.queue_bytes,
-            inline_below_us=config.inline_below_us if on_cpu else 0,
-            stages_ahead=not on_cpu,
+            inline_below_us=config.inline_below_us if device == "cpu" else 0,
+            stages_ahead=device == "cuda",
         )
         self.meta: EnvMeta | None = None
         self._runner: PolicyRunner | None = None

@@ -48,7 +48,7 @@ class Staged:
 
 
 class Staging:
-    """Reused, aligned memory for batches; where the device is CUDA, pinned and there twice.
+    """Reused, aligned memory for batches; where they go to a GPU of CUDA, pinned and there twice.
 
     So one batch can be put together and copied, on a stream of its own, while the network works on
     the one before.
@@ -61,11 +61,10 @@ class Staging:
     def __init__(self, leaves: Sequence[Leaf], device: torch.device) -> None:
         self._leaves = leaves
         self._device = device
-        self._on_cpu = device.type == "cpu"
         self._copies: torch.cuda.Stream | None = None
-        if not self._on_cpu:
+        if device.type == "cuda":
             self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._slots = cycle([_Slot() for _ in range(1 if self._on_cpu else 2)])
+        self._slots = cycle([_Slot() for _ in range(1 if self._copies is None else 2)])
         self._lock = threading.Lock()
 
     def gather(self, parts: Sequence[Sequence[Any]], rows: int) -> Staged:
@@ -77,8 +76,8 @@ class Staging:
             rows: Their rows in all.
 
         Returns:
-            The batch; on the CPU valid until the next call. On CUDA one other may be put together
-            meanwhile, also from another thread.
+            The batch; valid until the next call. On CUDA one other may be put together meanwhile,
+            also from another thread.
         """
         with self._lock:
             slot = next(self._slots)
@@ -100,7 +99,7 @@ class Staging:
                     np.copyto(array, first)
                 else:
                     np.concatenate([part[i] for part in parts], out=array)
-                values.append(tensor if self._copies is None else self._upload(tensor))
+                values.append(self._upload(tensor))
             if self._copies is not None:
                 slot.arrived = self._copies.record_event()
             return Staged(values, slot.arrived)
@@ -108,6 +107,7 @@ class Staging:
     def _join(self, parts: list[Any], memory: Tensor) -> Tensor:
         """Returns a leaf that comes in tensors, and is staged in some memory where it has to be."""
         tensors = [torch.as_tensor(part) for part in parts]
+        tensors = [one.detach() if one.requires_grad else one for one in tensors]
         if not all(one.is_cpu for one in tensors):
             # An env on the device: its rows need not pass through the CPU.
             tensors = [one.to(self._device) for one in tensors]
@@ -118,7 +118,7 @@ class Staging:
 
     def _upload(self, tensor: Tensor) -> Tensor:
         if self._copies is None:
-            return tensor
+            return tensor.to(self._device)
         with torch.cuda.stream(self._copies):
             return tensor.to(self._device, non_blocking=True)
 
@@ -137,7 +137,9 @@ class Staging:
         if leaf.dtype is None:
             return torch.empty(0)
         shape = (rows, *leaf.shape)
-        return torch.empty(shape, dtype=torch_dtype(leaf.dtype), pin_memory=not self._on_cpu)
+        return torch.empty(
+            shape, dtype=torch_dtype(leaf.dtype), pin_memory=self._copies is not None
+        )
 
 
 @dataclass(slots=True)

@@ -47,6 +47,11 @@ def fresh(version: int, *, seed: int = 0, **config: Any) -> Weights:
     return Weights.of(version, dump_weights(policy_weights(policy)))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_only_on_cuda_is_a_batch_put_together_beside_another_one(device: str) -> None:
+    assert not PolicyHost(PolicyConfig(device=device)).batcher._stages_ahead
+
+
 async def test_it_is_warmed_up_with_few_rows_where_they_are_large() -> None:
     space = gym.spaces.Box(0, 255, (1000, 1000), np.uint8)
     with patch("rlightning.policy.host.PolicyRunner.warm_up") as warm_up:

@@ -203,3 +203,24 @@ def test_tensors_of_an_env_on_the_device_are_not_copied() -> None:
     assert staging.gather([values, values], 4).take()[0].shape == (4, 4)
     with pytest.raises(InvalidRequestError, match=r"got float64\[2, 4\]"):
         layout.flatten(EnvRet("a", tensor.double()))
+
+
+def test_tensors_of_an_env_that_is_differentiated_are_data() -> None:
+    layout = InputLayout(VECTOR)
+    values, _ = layout.flatten(EnvRet("a", torch.ones(2, 4, requires_grad=True)))
+    staging = Staging(layout.leaves, CPU)
+    for groups in (1, 2):
+        batch = staging.gather([values] * groups, 2 * groups).take()
+        assert batch[0].tolist() == [[1.0] * 4] * 2 * groups
+        assert not batch[0].requires_grad
+
+
+def test_a_device_that_is_neither_cpu_nor_cuda_gets_copies() -> None:
+    layout = InputLayout(VECTOR)
+    staging = Staging(layout.leaves, torch.device("meta"))
+    for observation in (vector(2), torch.ones(2, 4)):
+        values, _ = layout.flatten(EnvRet("a", observation))
+        for groups in (1, 2):
+            batch = staging.gather([values] * groups, 2 * groups).take()
+            assert {leaf.device.type for leaf in batch} == {"meta"}
+            assert batch[0].shape == (2 * groups, 4)
