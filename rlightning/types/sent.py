@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,12 @@ class Sent:
 
     _left: Left | WhenLeft
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
+    # Before Python 3.11 there is no default to ask.
+    def __getstate__(self) -> dict[str, Any] | tuple[dict[str, Any], dict[str, Any]]:
+        names = copyreg._slotnames(type(self))  # type: ignore[attr-defined]
+        slots = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        slots.pop("_left", None)
+        return (self.__dict__, slots) if slots else self.__dict__
 
     def mark_left(self, left: Left | WhenLeft) -> Self:
         """Notes when this left, as `corrected_latency` goes by; returns itself.

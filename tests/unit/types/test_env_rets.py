@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from rlightning.types import ActionSource, EnvRet, MultiAgentEnvRet, Processed_EnvRet_fields
+from rlightning.types import (
+    ActionSource,
+    EnvRet,
+    MultiAgentEnvRet,
+    PolicyResponse,
+    Processed_EnvRet_fields,
+)
 
 DATA = ("observation", "last_reward", "last_terminated", "last_truncated", "info")
 
@@ -123,6 +131,26 @@ def test_the_corrected_latency_goes_by_the_monotonic_clock_and_stays_in_its_proc
     assert env_ret.corrected_latency(3 * 10**9) == (2.0, pytest.approx(0.004))
     assert env_ret.left_ns == 0
     assert env_ret.mark_left(lambda: None).corrected_latency() is None
+
+
+@dataclass(slots=True)
+class Slotted(EnvRet):
+    extra: int = 3
+
+
+class SlottedResponse(PolicyResponse):
+    __slots__ = ("extra",)
+
+
+@pytest.mark.parametrize("made_again", [copy.copy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("kind", [Slotted, SlottedResponse])
+def test_slots_of_a_subclass_travel_and_the_moment_it_left_does_not(kind, made_again):
+    sent = kind("a", observation=1)
+    sent.extra = 9
+    sent.mark_left((10**9, 0))
+    elsewhere = made_again(sent)
+    assert (elsewhere.env_id, elsewhere.observation, elsewhere.extra) == ("a", 1, 9)
+    assert elsewhere.corrected_latency() is None
 
 
 @pytest.mark.parametrize("kind", [EnvRet, MultiAgentEnvRet])
