@@ -371,15 +371,26 @@ def _work(pipe: Connection) -> None:
                 else:
                     outcome = _obey(env, command, args, kwargs)
                 answer = _pickled((False, outcome), f"what {command} of an env returned")
-            except (ConfigError, EnvError) as error:
-                answer = ForkingPickler.dumps((True, error))
             except Exception as error:
-                detail = traceback.format_exc(limit=-3)
-                answer = ForkingPickler.dumps((True, f"{_told(error)}\n{detail}"))
+                answer = _failure(error)
             pipe.send_bytes(answer)
     if env is not None:
         env.close()
     pipe.close()
+
+
+def _failure(error: Exception) -> memoryview:
+    """Pickles what an env raised: this library's errors as they are if they can be, else the text.
+
+    Call it where the error is handled.
+    """
+    if isinstance(error, (ConfigError, EnvError)):
+        with contextlib.suppress(Exception):  # whatever an env's own class of them raises
+            answer = ForkingPickler.dumps((True, error))
+            ForkingPickler.loads(answer)
+            return answer
+    detail = traceback.format_exc(limit=-3)
+    return ForkingPickler.dumps((True, f"{_told(error)}\n{detail}"))
 
 
 def _pickled(message: tuple[Any, ...], what: str) -> memoryview:

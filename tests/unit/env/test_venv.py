@@ -18,6 +18,14 @@ from rlightning.errors import EnvError
 pytestmark = pytest.mark.slow
 
 
+class Jammed(EnvError):
+    """Cannot be pickled with a lock in it, nor be made again from its text alone."""
+
+    def __init__(self, joint, what):
+        super().__init__(f"{joint} is jammed")
+        self.what = what
+
+
 class Arm:
     """An env of gym's older interface, as robot simulators have it."""
 
@@ -38,6 +46,10 @@ class Arm:
     def step(self, action):
         if action > 100:
             os._exit(3)
+        if action == 50:
+            raise Jammed("elbow", threading.Lock())
+        if action == 51:
+            raise Jammed("wrist", 7)
         if action > 10:
             raise RuntimeError("too far")
         self.state += int(action)
@@ -151,6 +163,9 @@ def test_what_cannot_go_between_processes_is_told_in_one_line():
             venv.get_env_attr("unknown")
         with pytest.raises(EnvError, match="what was given to step of an env cannot be pickled"):
             venv.step([1, threading.Lock()])
+        for action, joint in ((50, "elbow"), (51, "wrist")):
+            with pytest.raises(EnvError, match=f"^Jammed: {joint} is jammed\n"):
+                venv.step([action, 1])
         assert venv.get_env_attr("task") == [1, 2]  # they live on, and answer what they are asked
     finally:
         venv.close()
