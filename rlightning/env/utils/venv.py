@@ -264,34 +264,12 @@ class ReconfigureSubprocEnv:
 
     def _each(self, command: str, id: Id, *args: Any, **kwargs: Any) -> list[Any]:
         chosen = self._chosen(id)
-        return self._sent(command, [(i, args, kwargs) for i in chosen])
+        return call_all(command, [(self.workers[i], args, kwargs) for i in chosen])
 
     def _call(self, command: str, chosen: Sequence[int], arguments: Iterable[Any]) -> list[Any]:
         """Calls a method of some envs, each with an argument of its own."""
         pairs = zip(chosen, arguments, strict=True)
-        return self._sent(command, [(i, (argument,), {}) for i, argument in pairs])
-
-    def _sent(
-        self, command: str, calls: Iterable[tuple[int, tuple[Any, ...], dict[str, Any]]]
-    ) -> list[Any]:
-        """Begins calls of some envs, and waits for what comes of them.
-
-        Also of those before one that could not be begun: what came of them would be taken for the
-        outcome of the next call.
-        """
-        called: list[ReconfigureSubprocEnvWorker] = []
-        failure: EnvError | None = None
-        for i, args, kwargs in calls:
-            try:
-                self.workers[i].send(command, *args, **kwargs)
-            except EnvError as error:
-                failure = error
-                break
-            called.append(self.workers[i])
-        outcomes = receive_all(called)
-        if failure is not None:
-            raise failure
-        return outcomes
+        return call_all(command, [(self.workers[i], (one,), {}) for i, one in pairs])
 
 
 def start_all(env_fns: Iterable[EnvFn]) -> list[ReconfigureSubprocEnvWorker]:
@@ -309,6 +287,37 @@ def start_all(env_fns: Iterable[EnvFn]) -> list[ReconfigureSubprocEnvWorker]:
         close_all(workers)
         raise
     return workers
+
+
+def call_all(
+    command: str,
+    calls: Iterable[tuple[ReconfigureSubprocEnvWorker, tuple[Any, ...], dict[str, Any]]],
+) -> list[Any]:
+    """Begins calls of several workers, and waits for what comes of them.
+
+    Also of those before one that could not be begun: what came of them would be taken for the
+    outcome of the next call.
+
+    Args:
+        command: As of `ReconfigureSubprocEnvWorker.send`.
+        calls: Each worker with its arguments, by position and by name.
+
+    Raises:
+        EnvError: A call could not be begun, or failed.
+    """
+    called: list[ReconfigureSubprocEnvWorker] = []
+    failure: EnvError | None = None
+    for worker, args, kwargs in calls:
+        try:
+            worker.send(command, *args, **kwargs)
+        except EnvError as error:
+            failure = error
+            break
+        called.append(worker)
+    outcomes = receive_all(called)
+    if failure is not None:
+        raise failure
+    return outcomes
 
 
 def receive_all(workers: Iterable[ReconfigureSubprocEnvWorker]) -> list[Any]:

@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from rlightning.env.utils.autoreset import Rows, Shown
 from rlightning.env.utils.infos import rows_of_info
 from rlightning.env.utils.spaces import stack
-from rlightning.env.utils.venv import close_all, receive_all, start_all
+from rlightning.env.utils.venv import call_all, close_all, receive_all, start_all
 from rlightning.errors import EnvError
 
 MakeEnv = Callable[[], gym.Env[Any, Any]]
@@ -131,9 +131,9 @@ class IndependentRows(VectorEnv[Any, Any, Any]):
             seeds = [None if seed is None else int(seed) + row for row in range(self.num_envs)]
         else:
             seeds = list(seed)
-        for worker, one in zip(self._workers, seeds, strict=True):
-            worker.send("reset", seed=one, options=options)
-        outcomes = receive_all(self._workers)
+        named = [{"seed": one, "options": options} for one in seeds]
+        workers = list(zip(self._workers, named, strict=True))
+        outcomes = call_all("reset", [(worker, (), given) for worker, given in workers])
         self.awaited = np.arange(self.num_envs, dtype=np.int32)
         infos = self._infos({row: info for row, (_, info) in enumerate(outcomes)})
         return stack(self.single_observation_space, [one for one, _ in outcomes]), infos

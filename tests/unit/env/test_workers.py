@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -98,7 +99,9 @@ def test_the_process_of_a_row_that_has_ended_is_made_anew_at_the_reset(tmp_path)
     pids = [step_until(row) for row in range(2)]
     with pytest.raises(EnvError, match="ended with code 3"):
         step_until(0, action=1, shown=3)
-    env._reset()
+    with pytest.raises(EnvError, match="cannot be pickled"):
+        env.env.reset(seed=[1, threading.Lock()])
+    env._reset()  # which takes nothing for its own that came of the one before
     again = [step_until(row) for row in range(2)]
     assert again[1] == pids[1]
     assert again[0] not in (*pids, os.getpid())
