@@ -120,15 +120,16 @@ class Batcher:
         while self._queue:
             self._queue.popleft().fail(error)
         self._rows = self._bytes = 0
+        while self._controls:
+            self._controls.popleft().fail(error)
+        if self._stager is not None:
+            await self._stager.stop()  # it reads what those it puts together asked with
         if self._next is not None:
             for pending in self._next.pendings:
                 pending.fail(error)
             self._next = None
-        while self._controls:
-            self._controls.popleft().fail(error)
-        for worker in (self._stager, self._worker):
-            if worker is not None:
-                await worker.stop()
+        if self._worker is not None:
+            await self._worker.stop()
 
     def open_group(self) -> None:
         """Counts one more group that may ask."""

@@ -397,6 +397,30 @@ async def test_closing_fails_what_was_put_together_ahead() -> None:
     assert len(runner.batches) == 1
 
 
+async def test_closing_takes_no_rows_away_from_what_is_being_put_together() -> None:
+    gate, staging = threading.Event(), threading.Event()
+    batcher, runner = start(groups=2, max_batch_rows=2, stages_ahead=True), Recorder(gate)
+    running = batcher.enqueue(runner, part("a", 2), EXPLORE)
+    await until(runner.entered.is_set)
+    assert batcher._stager is not None
+    batcher._stager.submit(lambda: assert_set(staging), lambda: None)
+    ahead = batcher.enqueue(runner, part("b", 2), EXPLORE)
+    await until(lambda: batcher.queued_rows == 0)
+    closing = asyncio.ensure_future(batcher.close())
+    await asyncio.sleep(0)
+    staging.set()
+    gate.set()
+    await closing
+    assert runner.staged == [["b"]]
+    with pytest.raises(UnavailableError):
+        await ahead.wait()
+    await running.wait()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(10)
+
+
 async def test_a_function_runs_between_two_batches() -> None:
     gate = threading.Event()
     batcher, runner = start(groups=2), Recorder(gate)
