@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import typer
@@ -42,23 +42,30 @@ def top(sight: Sight, *, once: bool, as_json: bool, interval_s: float) -> bool:
     console = make_console()
     shown: Snapshot | None = None
 
+    def show(shown: Snapshot, screen: Live | None) -> bool:
+        """Shows one look; returns whether that is the end of it."""
+        outcome = None if sight.run is None else outcome_of(sight.run)
+        title = "" if sight.run is None else _title(sight.run, outcome)
+        view = overview(shown, title=title, width=console.width)
+        if as_json:
+            typer.echo(json.dumps(shown.to_dict(), allow_nan=False))
+        elif screen is not None:
+            screen.update(view, refresh=True)
+        else:
+            print_table(console, view, soft_wrap=not console.is_terminal)
+        return not console.is_terminal and _is_over(outcome, shown)
+
     async def follow() -> None:
         nonlocal shown
         live = console.is_terminal and not (once or as_json)
         screen = Live(console=console, screen=True, auto_refresh=False) if live else None
-        with screen or contextlib.nullcontext():
-            async for shown in _looks(sight, once=once, interval_s=interval_s):
-                outcome = None if sight.run is None else outcome_of(sight.run)
-                title = "" if sight.run is None else _title(sight.run, outcome)
-                view = overview(shown, title=title, width=console.width)
-                if as_json:
-                    typer.echo(json.dumps(shown.to_dict(), allow_nan=False))
-                elif screen is not None:
-                    screen.update(view, refresh=True)
-                else:
-                    print_table(console, view, soft_wrap=not console.is_terminal)
-                if not console.is_terminal and _is_over(outcome, shown):
-                    return
+        # Closed also when whoever reads what is shown has gone: the loop ends with that.
+        closing = contextlib.aclosing(_looks(sight, once=once, interval_s=interval_s))
+        async with closing as looks:
+            with screen or contextlib.nullcontext():
+                async for shown in looks:
+                    if show(shown, screen):
+                        return
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(follow())
@@ -75,7 +82,7 @@ def _is_over(outcome: str | None, shown: Snapshot) -> bool:
     return outcome not in _UNDECIDED and all(one.state == "DOWN" for one in shown.services)
 
 
-async def _looks(sight: Sight, *, once: bool, interval_s: float) -> AsyncIterator[Snapshot]:
+async def _looks(sight: Sight, *, once: bool, interval_s: float) -> AsyncGenerator[Snapshot, None]:
     """Yields what is to be shown: with `once`, the second look, which knows rates."""
     patience_s = _ONCE_PATIENCE_S if once else _LIVE_PATIENCE_S
     async with Observer(sight.targets, run=sight.run, timeout_s=patience_s) as observer:

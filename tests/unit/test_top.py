@@ -1,5 +1,6 @@
 """What `rlightning top` looks at, and how it shows it."""
 
+import gc
 import io
 import threading
 
@@ -144,6 +145,17 @@ def test_without_a_terminal_the_end_of_a_run_is_shown_once(tmp_path, capsys):
     assert shown.count("has ended: finished") == 1
     assert shown.count("DOWN") == 3
     assert not [line for line in shown.splitlines() if line != line.rstrip()]
+
+
+def test_when_its_reader_has_gone_it_ends_and_leaves_nothing_behind(monkeypatch, caplog):
+    def gone(*_, **__):
+        raise SystemExit(1)  # as rich makes of a broken pipe
+
+    monkeypatch.setattr("rlightning.cluster.top.print_table", gone)
+    with pytest.raises(SystemExit):
+        top(find_sight(["127.0.0.1:1"]), once=False, as_json=False, interval_s=0.1)
+    gc.collect()
+    assert "Task was destroyed" not in caplog.text
 
 
 @pytest.mark.parametrize(
