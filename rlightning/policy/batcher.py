@@ -47,7 +47,7 @@ class Batcher:
         inline_below_us: Batches whose inference is known to take less run on the event loop, which
             saves two thread switches; 0: none do.
         stages_ahead: While a batch runs, put the next one together on another thread, once there is
-            enough for a full one: nobody could join it any more.
+            enough for a full one: nobody could join it any more, and its requests no longer expire.
 
     Attributes:
         stats: What was done so far.
