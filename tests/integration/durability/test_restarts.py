@@ -158,10 +158,10 @@ async def test_samplers_and_priorities_come_back(folder: Path) -> None:
                 columns["sample_index"], np.arange(8) + 0.5, columns["sample_generation"]
             )
         state = buffers.table.sampled_total
-        priorities = buffers.table.sampler.priorities.tree.values.copy()
+        priorities = buffers.table.sampler._tree.values.copy()
     async with durable(folder, **options) as buffers:
         assert buffers.table.sampled_total == state
-        assert np.array_equal(buffers.table.sampler.priorities.tree.values, priorities)
+        assert np.array_equal(buffers.table.sampler._tree.values, priorities)
 
 
 async def test_batches_after_a_restore_are_those_of_the_run_that_was_not_interrupted(

@@ -98,11 +98,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "capacity": 30,
     },
     "newest": {"storage": StorageConfig(removal="lifo"), "capacity": 30},
-    "lowest sequences": {
-        "sampler": SamplerConfig(type="sequence", length=2, seed=3),
-        "storage": StorageConfig(removal="priority"),
-        "capacity": 30,
-    },
     "sequences": {"sampler": SamplerConfig(type="sequence", length=3, seed=3)},
     "without replacement": {"sampler": SamplerConfig(type="batch", seed=3)},
     "compressed": {"storage": StorageConfig(compression={"observation": "zlib"}), "capacity": 30},
@@ -139,7 +134,7 @@ def test_it_is_the_same_whether_episodes_are_stored_together(
 def test_another_buffer_goes_on_as_this_one_would(variant: str, tmp_path: Path) -> None:
     buffer, env = replay(**VARIANTS[variant]), ScriptedEnv(3, ends)
     env_ret = act(buffer, env, env.reset(), 31)
-    prioritised = buffer.sampler.priorities is not None
+    prioritised = "prioritised" in str(buffer.config.sampler)
     if prioritised:
         buffer.update_priorities(np.arange(10), np.arange(10) + 0.5)
     buffer.sample(5)
@@ -264,8 +259,7 @@ _DERIVED = {
     "Observations": {"layout", "_capacity", "_stacks", "_deepest", "_compressed"},
     "Pool": {"_leaves"},
     "EpisodeRegistry": {"_table", "_first", "_end"},  # by way of `starts` and `lengths`
-    "PrioritisedSampler": {"beta", "scale"},
-    "Priorities": {"alpha"},
+    "PrioritisedSampler": {"alpha", "beta", "scale"},
     "SequenceSampler": {"length", "_begins", "_seen"},
     "Storage": {
         *("max_bytes", "timing_raw", "_pipeline", "_postprocess_fn", "_auto_truncate", "_metas"),
@@ -299,7 +293,6 @@ def test_no_attribute_is_forgotten(kind: str) -> None:
         for one in (
             *(table, storage, container, container._observations, container._observations._nexts),
             *(container.episode_registry, table.sampler, storage._groups["env"]),
-            table.sampler.priorities,
         )
     }
     source = (
