@@ -373,6 +373,43 @@ async def test_rows_that_change_while_they_are_written_are_written_as_they_were(
     np.testing.assert_array_equal(read, np.arange(100))
 
 
+@pytest.mark.parametrize("step", ["_set_size", "_write_chunks", "sync", "_finish", "_publish"])
+async def test_a_cancelled_checkpoint_is_over_once_no_thread_is_at_it(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_SYNC_BYTES", 8)
+    real, begun, go_on = getattr(checkpoint, step), threading.Event(), threading.Event()
+    failed: list[Exception] = []
+
+    def slow(*args: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(30)
+        try:
+            return real(*args)
+        except Exception as error:  # the file was closed, or the folder removed
+            failed.append(error)
+            raise
+
+    monkeypatch.setattr(checkpoint, step, slow)
+    state = {"column": frozen.Frozen(np.arange(100), 100)}
+    writing = asyncio.create_task(
+        write_checkpoint(tmp_path / "one", state, notes={}, before_rename=nothing)
+    )
+    await asyncio.to_thread(begun.wait, 30)
+    for _ in range(2):
+        writing.cancel()
+        await asyncio.sleep(0.01)
+    early = writing.done()
+    go_on.set()
+    await asyncio.wait({writing})
+    assert writing.cancelled()
+    assert not early
+    assert not failed
+    assert [path.name for path in tmp_path.iterdir()] == ["one"] * (step == "_publish")
+    assert not frozen._frozen
+
+
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
