@@ -37,7 +37,12 @@ class Adding:
     timing_raw: LatencyStats
 
     def add_transition(
-        self, env_id: str, env_ret: Any, policy_resp: Any, truncated: bool | None = False
+        self,
+        env_id: str,
+        env_ret: Any,
+        policy_resp: Any,
+        truncated: bool | None = False,
+        is_eval: bool | None = False,
     ) -> None:
         """Adds what an env returned, with the answer to it.
 
@@ -46,6 +51,8 @@ class Adding:
             env_ret: An EnvRet of one env or group of rows, or a future of one.
             policy_resp: The PolicyResponse to it, or a future of one.
             truncated: End the episode after this, see `truncate_one_episode`.
+            is_eval: It is of an evaluation, of which nothing is stored and no episode ended: end
+                that of an env which is evaluated in between yourself.
 
         Raises:
             ValueError: It does not fit what came before; an InvalidRowError that names the field,
@@ -54,6 +61,8 @@ class Adding:
             KeyError: `init` was given other envs.
         """
         env_ret, policy_resp = resolved(env_ret), resolved(policy_resp)
+        if is_eval:
+            return
         storage = self._storage_of(env_id)
         begun = time.perf_counter()
         storage.add_transition(env_ret, policy_resp)
@@ -66,6 +75,7 @@ class Adding:
         batched_env_ret: BatchedData,
         batched_policy_resp: BatchedData,
         truncations: list[bool] | None = None,
+        is_eval: bool | None = False,
     ) -> Self:
         """Adds several transitions in order; see `add_transition`.
 
@@ -73,6 +83,7 @@ class Adding:
             batched_env_ret: EnvRets by env id.
             batched_policy_resp: The responses, with the same ids in the same order.
             truncations: For each, whether its episode ends after it; default: none does.
+            is_eval: They are of an evaluation, of which nothing is stored.
 
         Raises:
             ValueError: Lengths or ids differ.
@@ -87,7 +98,7 @@ class Adding:
         flags = truncation_flags(truncations, len(batched_env_ret))
         pairs = zip(batched_env_ret.items(), batched_policy_resp.values(), flags, strict=True)
         for (env_id, env_ret), policy_resp, truncated in pairs:
-            self.add_transition(env_id, env_ret, policy_resp, truncated)
+            self.add_transition(env_id, env_ret, policy_resp, truncated, is_eval)
         return self
 
     def add_data_async(self, env_id: str, data: Any, truncated: bool | None = False) -> None:

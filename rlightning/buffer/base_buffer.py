@@ -121,6 +121,7 @@ class DataBuffer(Adding, ABC):
         self,
         env_meta_list: Sequence[EnvMeta | Mapping[str, Any]] | None = None,
         env_ids: Sequence[str] | None = None,
+        train_worker_num: int = 1,
     ) -> None:
         """Makes sampler and storage.
 
@@ -128,7 +129,13 @@ class DataBuffer(Adding, ABC):
             env_meta_list: The envs whose data will come, as `EnvMeta` or dicts with its fields;
                 data of others is refused. None: any env, with what its first EnvRet shows.
             env_ids: Ids of the envs.
+            train_worker_num: As of `init_storage_table`.
+
+        Raises:
+            ValueError: Less than one train worker.
+            ConfigError: `storage.nodes` do not fit the node affinity that is asked for.
         """
+        _check_workers(train_worker_num)
         self._init_sampler()
         self.close()
         if self.config.storage.addresses:
@@ -141,7 +148,7 @@ class DataBuffer(Adding, ABC):
             ]
             self._shards = local_shards(storages, self.config, self._get_sampler())
             self.storages = dict(enumerate(storages))
-        self.init_storage_table(env_ids)
+        self.init_storage_table(env_ids, train_worker_num)
 
     def close(self) -> None:
         """Ends the connections to buffer servers, if there are any. Safe to repeat."""
@@ -176,8 +183,7 @@ class DataBuffer(Adding, ABC):
             ValueError: Less than one train worker.
             ConfigError: `storage.nodes` do not fit the node affinity that is asked for.
         """
-        if train_worker_num < 1:
-            raise ValueError(f"expected at least one train worker, got {train_worker_num}")
+        _check_workers(train_worker_num)
         if self.storages:
             self.table = make_table(self.config, env_ids, train_worker_num)
             self._workers = train_worker_num
@@ -370,3 +376,8 @@ def _tensordicts(data: Any) -> Any:
 
 def _unchanged(data: Any) -> Any:
     return data
+
+
+def _check_workers(train_worker_num: int) -> None:
+    if train_worker_num < 1:
+        raise ValueError(f"expected at least one train worker, got {train_worker_num}")

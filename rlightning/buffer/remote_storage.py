@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlightning.buffer.columns import Counters
+from rlightning.buffer.declared import declared, meta_of
 from rlightning.buffer.parts import split
 from rlightning.buffer.remote_buffer import BufferClient, BufferStatus, InsertClient, TableStatus
 from rlightning.buffer.sampler import AllDataSampler, Sampler, deal
@@ -347,12 +348,8 @@ class RemoteStorage:
     def _writer(self, env_id: str) -> _Writer:
         writer = self._writers.get(env_id)
         if writer is None:
-            meta = EnvMeta(env_id)
-            if self._metas is not None:
-                if env_id not in self._metas:
-                    raise KeyError(f"env {env_id!r} is none of {sorted(self._metas)}")
-                meta = self._metas[env_id]
-            writer = self._writers[env_id] = _Writer(self._run(self._open(meta)))
+            client = self._run(self._open(meta_of(self._metas, env_id)))
+            writer = self._writers[env_id] = _Writer(client)
         return writer
 
     async def _open(self, meta: EnvMeta) -> InsertClient:
@@ -386,10 +383,7 @@ class RemoteShards:
         rpc: RpcConfig | None = None,
         auth: ClientAuthConfig | None = None,
     ) -> None:
-        metas = None
-        if env_meta_list is not None:
-            given = [m if isinstance(m, EnvMeta) else EnvMeta(**m) for m in env_meta_list]
-            metas = {meta.env_id or "": meta for meta in given}
+        metas = declared(env_meta_list)
         self.storages = [
             RemoteStorage(address, config, metas, rpc=rpc, auth=auth)
             for address in config.storage.addresses
@@ -421,6 +415,7 @@ class RemoteShards:
         Raises:
             DeadlineExceededError: There was no batch within `storage.timeout_s`.
             UnavailableError: A server is away, or a producer silent; the reason says which.
+            ReplayError: A rollout has fewer rows than there are train workers.
         """
         if self._config.type == "ReplayBuffer" and batch_size is None:
             if not isinstance(sampler, AllDataSampler):
@@ -432,13 +427,14 @@ class RemoteShards:
         columns, lengths = self._loop.run(self._next(batch_size or 0, where, timeout_s))
         if workers == 1:
             return [columns]
-        if self._config.type == "RolloutBuffer":
-            raise ReplayError("rollouts of buffer servers are for one train worker")
-        count = len(columns) if lengths else len(next(iter_arrays(columns)))
+        axis = int(self._config.type == "RolloutBuffer")  # [T, N, ...]: each has rows of its own
+        count = len(columns) if lengths else next(iter_arrays(columns)).shape[axis]
+        if axis and count < workers:
+            raise ReplayError(f"a rollout of {count} rows for {workers} train workers")
         parts = deal(np.arange(count), workers, drop_last=drop_last)
         if lengths:
             return [[columns[i] for i in part] for part in parts]
-        return [_rows(columns, part) for part in parts]
+        return [_rows(columns, part, axis) for part in parts]
 
     async def _next(
         self, batch_size: int, where: Where | None, timeout_s: float
@@ -494,8 +490,8 @@ def _documented(error: PreconditionError) -> Exception:
     return KeyError(str(error)) if error.reason == UNKNOWN_ENV else error
 
 
-def _rows(columns: Any, rows: Any) -> Any:
-    return map_arrays(lambda leaf: leaf[rows], columns)
+def _rows(columns: Any, rows: Any, axis: int) -> Any:
+    return map_arrays(lambda leaf: np.take(leaf, rows, axis), columns)
 
 
 def _check_type(value: Any, kind: type) -> None:

@@ -59,12 +59,14 @@ class RolloutBuffer(DataBuffer):
     ) -> list[Any]:
         """Draws a batch as `DataBuffer.sample` does, and drops everything that is stored.
 
-        Of buffer servers it is their next rollout, [T, N, ...], with the rows of all of them.
+        Of buffer servers it is their next rollout, [T, N, ...], with the rows of all of them; of
+        several train workers each gets rows of its own.
 
         Raises:
             BufferEmptyError: Nothing is stored.
             ValueError: `batch_size` is larger than what is stored.
-            ReplayError: The transitions here are rollouts; take them from `rollouts`.
+            ReplayError: The transitions here are rollouts; take them from `rollouts`. Or a rollout
+                of buffer servers has fewer rows than there are train workers.
         """
         if self._remote is not None:
             return super().sample(batch_size, shuffle, drop_last, where=where, out=out)

@@ -316,19 +316,18 @@ class EnvGroup:
         """Returns env steps per second over the last 5 s or more, and how long steps took.
 
         Keys are `env_throughput_sync` and `env_throughput_async`, with every row counted; one is
-        absent until its first window has closed. After the first step there are `env_step_mean_s`,
-        `env_step_p50_s`, `env_step_p90_s`, `env_step_p99_s` and `env_step_max_s`, those of all envs
-        in the last minute.
+        absent until its first window has closed. After the first step there are `env_step_count`,
+        `env_step_mean_s`, `env_step_p50_s`, `env_step_p90_s`, `env_step_p99_s` and
+        `env_step_max_s`, of the steps of all envs in the last minute.
         """
         steps = SlidingHistogram()
         for env in self.id_to_env.values():
             steps.merge(env.latency["step"])
-        summary = steps.summary()
-        del summary["count"]
-        return {
-            **self.throughput.get_stats(),
-            **{f"env_step_{name}_s": value for name, value in summary.items()},
-        }
+        stats, summary = self.throughput.get_stats(), steps.summary()
+        if summary["count"]:
+            stats["env_step_count"] = summary.pop("count")
+            stats |= {f"env_step_{name}_s": value for name, value in summary.items()}
+        return stats
 
     def print_timing_summary(self, reset: bool = False) -> None:
         """Logs how long the resets and steps of each env took, at level DEBUG.

@@ -110,14 +110,15 @@ SIGNATURES = {
     "rlightning.buffer:DataBuffer": f"config, {_FUNCTIONS}",
     "rlightning.buffer:DataBuffer.add_batched_data_async": "batched_data, truncations=None",
     "rlightning.buffer:DataBuffer.add_batched_transition": "batched_env_ret, batched_policy_resp, "
-    "truncations=None",
+    "truncations=None, is_eval=False",
     "rlightning.buffer:DataBuffer.add_data_async": "env_id, data, truncated=False",
     "rlightning.buffer:DataBuffer.add_episode": "episode, num_envs=1",
-    "rlightning.buffer:DataBuffer.add_transition": "env_id, env_ret, policy_resp, truncated=False",
+    "rlightning.buffer:DataBuffer.add_transition": "env_id, env_ret, policy_resp, "
+    "truncated=False, is_eval=False",
     "rlightning.buffer:DataBuffer.clear": "",
     "rlightning.buffer:DataBuffer.get": "item",
     "rlightning.buffer:DataBuffer.get_all": "",
-    "rlightning.buffer:DataBuffer.init": "env_meta_list=None, env_ids=None",
+    "rlightning.buffer:DataBuffer.init": "env_meta_list=None, env_ids=None, train_worker_num=1",
     "rlightning.buffer:DataBuffer.init_storage_table": "env_ids=None, train_worker_num=1",
     "rlightning.buffer:DataBuffer.print_timing_summary": "reset=False",
     "rlightning.buffer:DataBuffer.sample": "batch_size=None, shuffle=True, drop_last=True",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlightning.buffer.arguments import log_durations
 from rlightning.buffer.assembly import Group
 from rlightning.buffer.checks import CheckedStep, Schema
 from rlightning.buffer.columns import Counters
+from rlightning.buffer.declared import declared, meta_of
 from rlightning.buffer.episodes import EpisodeGroup, by_env
 from rlightning.buffer.pipeline import Item, Pipeline
 from rlightning.buffer.utils.compressed import Codec
@@ -126,10 +126,7 @@ class Storage:
         own = postprocess_fn not in (None, default_postprocess_fn)
         self._postprocess_fn = postprocess_fn if own else None
         self._auto_truncate = auto_truncate_episode
-        self._metas: dict[str, EnvMeta] | None = None
-        if env_meta_list is not None:
-            metas = [m if isinstance(m, EnvMeta) else EnvMeta(**m) for m in env_meta_list]
-            self._metas = {meta.env_id or "": meta for meta in metas}
+        self._metas = declared(env_meta_list)
         self.max_bytes = max_bytes or memory_limit() // MEMORY_SHARE
         self.timing_raw = LatencyStats()
         self._groups: dict[str, Group] = {}
@@ -367,7 +364,7 @@ class Storage:
         """
         group = self._groups.get(env_id)
         if group is None:
-            group = self._groups[env_id] = self._staged(self._meta_of(env_id))
+            group = self._groups[env_id] = self._staged(meta_of(self._metas, env_id))
         steps: list[CheckedStep] = []
         for item in items:
             step = self._pipeline.step(item, group.meta)
@@ -437,17 +434,6 @@ class Storage:
         """Stores checked items. Nothing of their env may have changed since they were checked."""
         for step in prepared.steps:
             prepared.group.apply(step)
-
-    def _meta_of(self, env_id: str) -> EnvMeta:
-        """Returns what is known of an env; a row's id `env/row` stands for a lone env."""
-        if self._metas is None:
-            return EnvMeta(env_id)
-        if env_id in self._metas:
-            return self._metas[env_id]
-        parent = self._metas.get(env_id.rpartition("/")[0])
-        if parent is None:
-            raise KeyError(f"env {env_id!r} is none of {sorted(self._metas)}")
-        return replace(parent, env_id=env_id, num_envs=1)
 
 
 class BufferView:

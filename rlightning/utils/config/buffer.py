@@ -71,7 +71,8 @@ class StorageConfig(Config):
         mode: `circular` overwrites the oldest when full, `fixed` refuses more.
         type: `unified` is one storage, `sharded` several.
         unit: What capacity and sampling count.
-        device: Device of the columns; sharded storage is on the CPU.
+        device: Device of the columns. They are numpy arrays, so that only `cpu` is supported: a
+            buffer refuses `cuda`.
         frame_stack: Arrays that are stacks of frames, by path: `observation`, or
             `observation.camera` in a dict. Each frame is stored once.
         removal: What a full `circular` storage overwrites: the oldest transitions (`fifo`), the

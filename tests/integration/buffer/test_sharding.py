@@ -22,7 +22,7 @@ from rlightning.env.control import Quorum
 from rlightning.errors import DeadlineExceededError, ReplayError, UnavailableError
 from rlightning.services.env_server.actors import Actors
 from rlightning.testing.waiting import assert_eventually, wait_until
-from rlightning.types import BatchedData, EnvRet, PolicyResponse
+from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import MainConfig
 from tests.integration.buffer.harness import (
     FAST,
@@ -138,7 +138,7 @@ def test_a_data_buffer_over_servers_is_used_like_a_local_one(
         buffer.close()
 
 
-def test_answers_may_come_later(processes: list[Any]) -> None:
+def test_answers_may_come_later_and_rows_alone(processes: list[Any]) -> None:
     buffer = ReplayBuffer(over(processes[0][1], processes[1][1]), rpc=FAST)
     buffer.init()
     try:
@@ -161,6 +161,17 @@ def test_answers_may_come_later(processes: list[Any]) -> None:
             buffer.add_transition("lone", last, last)
         with pytest.raises(ReplayError, match="add_episode"):
             buffer.add_episode({"reward": np.zeros(1)})
+
+        buffer.clear()
+        buffer.init([EnvMeta("env", num_envs=2)], rows := ["env/0", "env/1"])
+        for step in range(3):
+            for row in rows:  # each stands for a lone env
+                env_ret = EnvRet(row, np.full(3, step, np.float32), float(step))
+                buffer.add_transition(row, env_ret, PolicyResponse(row, action=np.int64(step)))
+        buffer.truncate_episodes(rows)
+        assert [data["reward"].tolist() for data in buffer.get_all().values()] == [[1, 2], [1, 2]]
+        with pytest.raises(KeyError, match=r"env 'other/0' is none of \['env'\]"):
+            buffer.add_data_async("other/0", EnvRet("other/0", np.zeros(3, np.float32)))
     finally:
         buffer.close()
 
@@ -347,6 +358,25 @@ def test_a_rollout_buffer_takes_rollouts_of_servers(tmp_path: Path) -> None:
         (rollout,) = buffer.sample()
         assert rollout["reward"].shape == (8, 2)
         assert check_transitions(rollout) == 16
+
+        def add_rollout() -> None:
+            nonlocal env_ret
+            for _ in range(8):
+                buffer.add_transition(env.env_id, env_ret, answer(env_ret))
+                env_ret = env.step()
+
+        buffer.init_storage_table([env.env_id], train_worker_num=2)
+        add_rollout()
+        parts = buffer.sample()
+        for row, part in enumerate(parts):  # each has a row of its own, in its order
+            assert part["reward"].shape == (8, 1)
+            assert check_transitions(part) == 8
+            assert (part["observation"][..., 0] == env.rows[row]).all()
+        assert len(parts) == 2
+        buffer.init_storage_table([env.env_id], train_worker_num=3)
+        add_rollout()
+        with pytest.raises(ReplayError, match="a rollout of 2 rows for 3 train workers"):
+            buffer.sample()
     finally:
         buffer.close()
         server.kill()

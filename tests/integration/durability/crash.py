@@ -33,7 +33,7 @@ RPC = RpcConfig(heartbeat_s=0.2, lease_s=5.0, resume_window_s=60.0, reconnect_ma
 WRITERS = 3
 ROWS = 2
 EVICTING = 200
-"""A capacity that is overwritten about once a second, or more often where there is little load."""
+"""A capacity that is overwritten at least once a second, also under load."""
 
 # Every two steps between a message and its ack, and of a checkpoint, with a passage that is reached
 # while they are busy.
@@ -336,11 +336,15 @@ def check(columns: dict[str, Any], writers: list[Writer], capacity: int) -> None
             assert found[begin:] + found[:begin] == expected[len(expected) - len(found) :], row
 
 
-def main() -> None:
-    """Kills as often as the command line says."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Kills as often as the command line says.
+
+    Raises:
+        AssertionError: The ring was overwritten less than once in a second.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kills", type=int)
-    kills = parser.parse_args().kills
+    kills = parser.parse_args(arguments).kills
     variants: list[dict[str, Any]] = [
         {},
         {"capacity": EVICTING},
@@ -355,10 +359,12 @@ def main() -> None:
             outcome = asyncio.run(crash(Path(folder), kills=count, seed=number, **variant))
         deaths, took = outcome.deaths, time.monotonic() - begun
         print(f"{variant}: {deaths.total()} deaths in {took:.0f} s")
-        if "capacity" in variant:
-            print(f"  overwritten {outcome.wraps_per_s(EVICTING):.1f} times a second")
         for name, times in sorted(deaths.items()):
             print(f"  {times:4d} {name}")
+        if "capacity" in variant:
+            wraps = outcome.wraps_per_s(EVICTING)
+            print(f"  overwritten {wraps:.1f} times a second")
+            assert wraps >= 1, f"overwritten {wraps:.2f} times a second, expected at least once"
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.durability import crash as program
 from tests.integration.durability.crash import (
     EVICTING,
     FAILPOINTS,
@@ -52,3 +54,17 @@ def check_outcome(outcome: Outcome, kills: int, variant: dict[str, Any]) -> None
         assert outcome.transitions < 10**6
     else:  # on a machine with half the speed that the capacity is meant for
         assert outcome.wraps_per_s(capacity) > 0.5
+
+
+def test_the_program_wants_a_ring_that_is_overwritten_every_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def crashed(folder: Path, *, kills: int, **variant: Any) -> Outcome:
+        return Outcome(Counter({"kill -9": kills}), transitions=transitions, busy_s=2.0)
+
+    monkeypatch.setattr(program, "crash", crashed)
+    transitions = 2 * EVICTING
+    program.main(["5"])
+    transitions -= 1
+    with pytest.raises(AssertionError, match="expected at least once"):
+        program.main(["5"])

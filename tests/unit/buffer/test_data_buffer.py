@@ -189,6 +189,16 @@ def test_only_declared_envs_may_come() -> None:
         buffer.add_transition("other", *step(0, env_id="other"))
 
 
+def test_a_row_of_a_declared_vector_env_is_taken_as_a_lone_env() -> None:
+    buffer = replay([EnvMeta("env", num_envs=2)])
+    add(buffer, 3, env_id="env/0")
+    buffer.truncate_one_episode("env/0")
+    assert buffer.get_all()["reward"].tolist() == [1, 2]
+    assert buffer.get_all()["observation"].shape == (2, 3)
+    with pytest.raises(InvalidRowError):  # the env itself has two
+        buffer.add_transition("env", *step(0))
+
+
 def test_an_open_episode_is_bounded_by_the_capacity() -> None:
     buffer = replay(capacity=10)
     with pytest.raises(ReplayError, match="auto_truncate_episode"):
@@ -260,6 +270,36 @@ def test_sample_returns_one_entry_per_train_worker() -> None:
     assert parts == [[1, 3, 5], [2, 4, 1]]
     with pytest.raises(ValueError, match="at least one train worker"):
         buffer.init_storage_table(train_worker_num=0)
+
+
+def test_init_says_how_many_train_workers_there_are() -> None:
+    buffer = replay(sampler=SamplerConfig(type="all"))
+    buffer.init(train_worker_num=2)
+    add(buffer, 5)
+    buffer.truncate_one_episode("env")
+    parts = [part["reward"].tolist() for part in buffer.sample(shuffle=False)]
+    assert parts == [[1, 3], [2, 4]]
+    table = buffer.table
+    with pytest.raises(ValueError, match="at least one train worker, got 0"):
+        buffer.init(train_worker_num=0)
+    assert (buffer.table, buffer.size()) == (table, 4)  # it goes on as it was
+
+
+def test_nothing_of_an_evaluation_is_stored() -> None:
+    buffer = replay(auto_truncate_episode=True)
+    add(buffer, 3)
+    for t in range(9):
+        buffer.add_transition("env", *step(t, done=t == 8), truncated=t == 4, is_eval=True)
+    env_rets = BatchedData(["env", "other"], [step(0)[0], step(0, env_id="other")[0]])
+    answers = BatchedData(["env", "other"], [step(0)[1], step(0, env_id="other")[1]])
+    assert buffer.add_batched_transition(env_rets, answers, [True, True], is_eval=True) is buffer
+    assert (buffer.size(), buffer.env_ids) == (0, ("env",))
+    with pytest.raises(ValueError, match="1 truncations for 2"):
+        buffer.add_batched_transition(env_rets, answers, [True], is_eval=True)
+    buffer.add_transition("env", *step(3, done=True), is_eval=False)  # the open episode goes on
+    assert buffer.get_all()["reward"].tolist() == [1, 2, 3]
+    buffer.add_batched_transition(env_rets, answers, is_eval=None)
+    assert buffer.env_ids == ("env", "other")
 
 
 def test_a_replay_buffer_keeps_what_it_samples() -> None:
