@@ -71,10 +71,10 @@ def check_config(config: BufferConfig, max_bytes: int) -> None:
             raise ConfigError(
                 f"buffer.storage.removal: '{config.storage.removal}' needs unit 'transition'"
             )
-    if config.storage.removal == "priority" and sampler not in ("prioritised", "sequence"):
+    if config.storage.removal == "priority" and sampler != "prioritised":
         raise ConfigError(
-            "buffer.storage.removal: 'priority' needs a sampler of whose batches priorities are "
-            f"known, 'prioritised' or 'sequence', got '{sampler}'"
+            "buffer.storage.removal: 'priority' needs the sampler 'prioritised', which has "
+            f"priorities, got '{sampler}'"
         )
 
 

@@ -158,9 +158,7 @@ class DataBuffer(Adding, ABC):
 
     def _init_sampler(self) -> None:
         assert self.config.sampler is not None  # the config's validator sets one
-        self.sampler = build_sampler(
-            self.config.sampler, self.config.capacity, self.config.storage.removal
-        )
+        self.sampler = build_sampler(self.config.sampler, self.config.capacity)
 
     def _make_storage(self, env_meta_list: Sequence[EnvMeta | Mapping[str, Any]] | None) -> Storage:
         return Storage(self.config.capacity, **self._storage_options(env_meta_list))
@@ -315,9 +313,8 @@ class DataBuffer(Adding, ABC):
         Returns:
             The part of each train worker, by rank: columns by name, copied. Leaves are [B, ...];
             those of sequences and of episodes of one length [B, T, ...], and of episodes of several
-            a list of B dicts. Where there are priorities also `sample_index` and
-            `sample_generation`, for `update_priorities`; of a prioritised sampler `sample_weight`,
-            the factor of the loss.
+            a list of B dicts. Of a prioritised sampler also `sample_index` and `sample_generation`,
+            for `update_priorities`, and `sample_weight`, the factor of the loss.
 
         Raises:
             BufferEmptyError: Nothing is stored.
@@ -353,7 +350,7 @@ class DataBuffer(Adding, ABC):
         return self.table.get_storage_to_train_workers() or None
 
     def update_priorities(self, indices: Any, priorities: Any, generations: Any = None) -> int:
-        """Sets priorities of transitions, or of sequences; returns of how many.
+        """Sets priorities of transitions; returns of how many.
 
         Args:
             indices: Which, as sampled; of repeated ones the last priority counts.

@@ -173,7 +173,7 @@ def _check_rows(made: Any, rows: int, what: str) -> None:
     if isinstance(made, Mapping):
         for name, value in made.items():
             _check_rows(value, rows, f"{what}.{name}")
-    elif isinstance(made, tuple):
+    elif isinstance(made, (tuple, list)) and not (made and all(isinstance(v, str) for v in made)):
         for position, value in enumerate(made):
             _check_rows(value, rows, f"{what}.{position}")
     elif (shape := np.shape(made))[:1] != (rows,):

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from rlightning.buffer.priorities import Priorities
 from rlightning.buffer.utils.container import DataContainer
-from rlightning.buffer.utils.stored_rows import Removal
-from rlightning.errors import BufferEmptyError
+from rlightning.buffer.utils.sum_tree import SumTree
+from rlightning.errors import BufferEmptyError, InvalidRowError
 from rlightning.utils.config import SamplerConfig
 
 Indices = npt.NDArray[np.intp]
@@ -30,12 +29,10 @@ class Sampler(ABC):
     Attributes:
         length: How many consecutive transitions of one episode begin at each row that it chooses.
         scale: What the weights of the last draw were divided by.
-        priorities: Those of the rows, of which it has to be told; None where it needs none.
     """
 
     length = 1
     scale = 1.0
-    priorities: Priorities | None = None
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed(seed)
@@ -167,15 +164,11 @@ class SequenceSampler(Sampler):
     Args:
         length: Number of transitions.
         seed: Seed of the generator; None draws one.
-        priorities: Priorities that decide what is overwritten, and not what is drawn.
     """
 
-    def __init__(
-        self, length: int, seed: int | None = None, priorities: Priorities | None = None
-    ) -> None:
+    def __init__(self, length: int, seed: int | None = None) -> None:
         super().__init__(seed)
         self.length = length
-        self.priorities = priorities
         self._begins = np.zeros(0, np.intp)
         self._seen = (-1, -1)
 
@@ -210,8 +203,10 @@ class SequenceSampler(Sampler):
 class PrioritisedSampler(Sampler):
     """Rows with chances proportional to a power of their priorities, with replacement.
 
-    Its `priorities` have to be the `watcher` of the container that it draws from. Each of equal
-    parts of the sum of all chances is drawn from once, which spreads a batch.
+    It has to be the `watcher` of the container that it draws from.
+
+    New rows get the highest priority that any row had (Schaul et al., arXiv:1511.05952). Each of
+    equal parts of the sum of all chances is drawn from once, which spreads a batch.
 
     Args:
         capacity: Slots of the container.
@@ -221,14 +216,15 @@ class PrioritisedSampler(Sampler):
         seed: Seed of the generator; None draws one.
     """
 
-    priorities: Priorities
-
     def __init__(
         self, capacity: int, alpha: float = 0.6, beta: float = 0.4, seed: int | None = None
     ) -> None:
         super().__init__(seed)
+        self.alpha = alpha
         self.beta = beta
-        self.priorities = Priorities(capacity, alpha)
+        self._tree = SumTree(capacity)
+        self._held = np.zeros(capacity, np.bool_)
+        self._highest = 1.0
 
     def draw(
         self,
@@ -239,12 +235,12 @@ class PrioritisedSampler(Sampler):
         allowed: Mask | None = None,
     ) -> tuple[Indices, Weights | None]:
         """Returns rows and their weights; see `Sampler.draw`."""
-        count, tree = _wanted(batch_size, "prioritised"), self.priorities.tree
+        count = _wanted(batch_size, "prioritised")
         if allowed is None:
-            rows, size, total = None, len(container), tree.total
+            rows, size, total = None, len(container), self._tree.total
         else:
             rows = np.flatnonzero(allowed)
-            sums = np.cumsum(tree.values[container.slots_of(rows)])
+            sums = np.cumsum(self._tree.values[container.slots_of(rows)])
             size, total = len(rows), float(sums[-1]) if len(sums) else 0.0
         self.scale = 1.0
         if total <= 0.0:  # nothing is there, or all priorities are 0
@@ -253,18 +249,56 @@ class PrioritisedSampler(Sampler):
         parts = (np.arange(count) + self._rng.random(count)) * (total / max(count, 1))
         parts = np.minimum(parts, np.nextafter(total, 0.0))
         if rows is None:
-            slots = tree.find(parts)
+            slots = self._tree.find(parts)
             drawn = container.positions_of(slots)
         else:
             drawn = rows[np.searchsorted(sums, parts, side="right")]
             slots = container.slots_of(drawn)
-        weights = (tree.values[slots] / total * size) ** -self.beta
+        weights = (self._tree.values[slots] / total * size) ** -self.beta
         if count:
             self.scale = float(weights.max())
         return drawn, (weights / self.scale).astype(np.float32)
 
     def _choose(self, size: int, batch_size: int | None, shuffle: bool) -> Indices:
         return self._rng.integers(0, size, batch_size, dtype=np.intp)
+
+    @staticmethod
+    def check(priorities: npt.NDArray[np.float64]) -> None:
+        """Checks priorities.
+
+        Raises:
+            InvalidRowError: One is not finite, or negative.
+        """
+        if not np.isfinite(priorities).all() or (priorities < 0).any():
+            raise InvalidRowError("priorities: expected finite numbers, none of them negative")
+
+    def update(self, slots: Indices, priorities: npt.NDArray[np.float64]) -> None:
+        """Sets priorities of rows, finite and not negative; of repeated ones the last counts.
+
+        Raises:
+            InvalidRowError: One is not; nothing was changed.
+        """
+        self.check(priorities)
+        self._highest = max(self._highest, float(priorities.max(initial=0.0)))
+        self._tree.set(slots, priorities**self.alpha)
+
+    def wrote(self, slots: Indices) -> None:
+        """Gives new rows the highest priority that any had."""
+        self._held[slots] = True
+        self._tree.set(slots, np.full(len(slots), self._highest**self.alpha))
+
+    def released(self, slots: Indices) -> None:
+        """Lets nothing be drawn from slots."""
+        self._held[slots] = False
+        self._tree.set(slots, np.zeros(len(slots)))
+
+    def lowest(self, count: int) -> Indices:
+        """Returns the slots of the rows of lowest priority."""
+        held = np.flatnonzero(self._held)
+        values = self._tree.values[held]
+        if count >= len(held):
+            return held
+        return np.sort(held[np.argpartition(values, count)[:count]])
 
 
 def _wanted(batch_size: int | None, name: str) -> int:
@@ -280,19 +314,17 @@ _SAMPLERS: dict[str, type[Sampler]] = {
 }
 
 
-def build_sampler(config: SamplerConfig, capacity: int = 0, removal: Removal = "fifo") -> Sampler:
+def build_sampler(config: SamplerConfig, capacity: int = 0) -> Sampler:
     """Returns the sampler that a config names.
 
     Args:
         config: The config.
         capacity: Slots of the container, for a sampler that keeps something of each.
-        removal: What the container overwrites.
     """
     if config.type == "prioritised":
         return PrioritisedSampler(capacity, config.alpha, config.beta, config.seed)
     if config.type == "sequence":
-        priorities = Priorities(capacity) if removal == "priority" else None
-        return SequenceSampler(config.length or 1, config.seed, priorities)
+        return SequenceSampler(config.length or 1, config.seed)
     return _SAMPLERS[config.type](config.seed)
 
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlightning.buffer.priorities import Priorities
 from rlightning.buffer.sampler import (
     AllDataSampler,
     Indices,
     Mask,
+    PrioritisedSampler,
     Sampler,
     Weights,
     build_sampler,
@@ -45,13 +45,12 @@ class _Draw(NamedTuple):
 def local_shards(storages: Sequence[Storage], config: BufferConfig, first: Sampler) -> list[Shard]:
     """Returns storages with a sampler for each; `first` is that of the first one."""
     assert config.sampler is not None  # the config's validator sets one
-    options = (config.sampler, config.capacity, config.storage.removal)
-    more = [build_sampler(*options) for _ in storages[1:]]
+    more = [build_sampler(config.sampler, config.capacity) for _ in storages[1:]]
     shards = [*map(Shard, storages, [first, *more])]
     seed_shards(shards, config.sampler.seed)
     for storage, sampler in shards:
-        if sampler.priorities is not None:
-            storage.container.watcher = sampler.priorities
+        if isinstance(sampler, PrioritisedSampler):
+            storage.container.watcher = sampler
     return shards
 
 
@@ -209,10 +208,9 @@ def _read(shards: Sequence[Shard], draws: Sequence[_Draw], out: Any) -> Any:
 def _read_one(shards: Sequence[Shard], draw: _Draw, out: Any) -> Any:
     storage, sampler = shards[draw.shard]
     batch = storage.read_rows(draw.indices, sampler.length, out)
-    if sampler.priorities is not None:
+    if draw.weights is not None:
         batch["sample_index"] = pack(draw.shard, draw.indices) if len(shards) > 1 else draw.indices
         batch["sample_generation"] = storage.container.generation_of(draw.indices)
-    if draw.weights is not None:
         batch["sample_weight"] = draw.weights
     return batch
 
@@ -236,9 +234,10 @@ def set_shard_priorities(
         raise IndexError(f"an index of shard {owners.max()} of {len(shards)}")
     mine = [np.flatnonzero(owners == i) for i in range(len(shards))]
     for (storage, sampler), rows in zip(shards, mine, strict=True):  # before anything is changed
-        known = _priorities_of(sampler)
+        if not isinstance(sampler, PrioritisedSampler):
+            raise ReplayError("update_priorities needs the sampler 'prioritised'")
         locate(positions[rows], len(storage.container))
-        known.check(values[rows].astype(np.float64))
+        sampler.check(values[rows].astype(np.float64))
     return sum(
         set_priorities(
             storage.container,
@@ -256,32 +255,21 @@ def set_priorities(
     container: DataContainer, sampler: Sampler, indices: Any, priorities: Any, generations: Any
 ) -> int:
     """Sets priorities of transitions; see `DataBuffer.update_priorities`."""
-    known = _priorities_of(sampler)
+    if not isinstance(sampler, PrioritisedSampler):
+        raise ReplayError("update_priorities needs the sampler 'prioritised'")
     where = np.atleast_1d(locate(as_index(indices), len(container)))
     values = _numbers(priorities, "priorities").astype(np.float64)
     if values.shape != where.shape:
         raise InvalidRowError(f"priorities: expected {len(where)}, got {list(values.shape)}")
-    known.check(values)
+    sampler.check(values)
     if generations is not None:
         numbers = _numbers(generations, "generations")
         if numbers.shape != where.shape:
             raise InvalidRowError(f"generations: expected {len(where)}, got {list(numbers.shape)}")
         same = container.generation_of(where) == numbers
         where, values = where[same], values[same]
-    if sampler.length > 1:
-        known.update_sequences(container, where, sampler.length, values)
-    else:
-        known.update(container.slots_of(where), values)
+    sampler.update(container.slots_of(where), values)
     return len(where)
-
-
-def _priorities_of(sampler: Sampler) -> Priorities:
-    if sampler.priorities is None:
-        raise ReplayError(
-            "update_priorities needs the sampler 'prioritised', or 'sequence' with "
-            "storage.removal 'priority'"
-        )
-    return sampler.priorities
 
 
 def _numbers(value: Any, name: str) -> Array:

@@ -323,13 +323,11 @@ class EnvGroup:
         steps = SlidingHistogram()
         for env in self.id_to_env.values():
             steps.merge(env.latency["step"])
-        return {
-            **self.throughput.get_stats(),
-            **{
-                f"env_step_{name}" if name == "count" else f"env_step_{name}_s": value
-                for name, value in steps.summary().items()
-            },
-        }
+        stats, summary = self.throughput.get_stats(), steps.summary()
+        if summary["count"]:
+            stats["env_step_count"] = summary.pop("count")
+            stats |= {f"env_step_{name}_s": value for name, value in summary.items()}
+        return stats
 
     def print_timing_summary(self, reset: bool = False) -> None:
         """Logs how long the resets and steps of each env took, at level DEBUG.

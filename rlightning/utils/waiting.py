@@ -1,12 +1,15 @@
-"""Waits that are bounded in time."""
+"""Waits that are bounded in time, and such as outlast a cancellation."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
 async def wait_within(awaitable: Awaitable[_T], timeout_s: float | None) -> _T:
@@ -31,3 +34,29 @@ async def wait_within(awaitable: Awaitable[_T], timeout_s: float | None) -> _T:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
+
+
+async def in_thread(
+    executor: Executor | None, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+) -> _T:
+    """Does something in a thread, and is over only once the thread is done, also if cancelled.
+
+    What the thread uses may so be closed or removed afterwards, whatever happened.
+
+    Args:
+        executor: Whose thread; None: of those that `asyncio.to_thread` has.
+        work: What to do.
+        *args: Its arguments.
+        **kwargs: Its arguments by name.
+    """
+    done = asyncio.get_running_loop().run_in_executor(executor, partial(work, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not done.done():
+        try:
+            await asyncio.wait({done})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return done.result()
+    done.exception()  # it was seen
+    raise cancelled

@@ -37,11 +37,8 @@ async def test_a_directory_of_an_older_format_has_its_rows(version: int, tmp_pat
                 episodes, counts = np.unique(columns["episode_id"], return_counts=True)
                 assert dict(zip(episodes.tolist(), counts.tolist(), strict=True)) == EPISODES
             sampler: Any = buffers.service._tables["replay"].sampler
-            chances = {
-                1.0,
-                PRIORITY**sampler.priorities.alpha,
-            }  # of the first rows, and of what came later
-            assert set(sampler.priorities.tree.values[: sum(EPISODES.values())].tolist()) == chances
+            chances = {1.0, PRIORITY**sampler.alpha}  # of the first rows, and of what came later
+            assert set(sampler._tree.values[: sum(EPISODES.values())].tolist()) == chances
             async with sampling(
                 buffers.address, table="queue", batch_size=4, prefetch=0
             ) as learner:

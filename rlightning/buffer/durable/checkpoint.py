@@ -30,6 +30,7 @@ from rlightning.buffer.utils.frozen import Frozen, FrozenBlobs
 from rlightning.buffer.utils.layout import Array
 from rlightning.errors import CodecError, ConfigError
 from rlightning.utils.failpoints import failpoint
+from rlightning.utils.waiting import in_thread
 from rlightning.wire import Limits, decode_value, encode_value
 
 FORMAT = 2
@@ -82,6 +83,8 @@ async def write_checkpoint(
     Raises:
         OSError: The disk is full or broken; nothing is left.
         SyncError: The disk did not confirm what was written.
+        asyncio.CancelledError: It was cancelled, and no thread is at it any more. Nothing is left,
+            or the whole checkpoint.
     """
     temporary = folder.parent / f".{folder.name}.tmp"
     arrays = list(frozen_in(state))
@@ -93,10 +96,10 @@ async def write_checkpoint(
                 os.replace(spare, temporary / DATA)
         checksums = await _write_data(temporary / DATA, arrays)
         failpoint("checkpoint.data_written")
-        nbytes = await asyncio.to_thread(_finish, temporary, state, arrays, checksums, notes)
+        nbytes = await in_thread(None, _finish, temporary, state, arrays, checksums, notes)
         await before_rename()
         failpoint("checkpoint.before_rename")
-        await asyncio.to_thread(_publish, temporary, folder)
+        await in_thread(None, _publish, temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -114,15 +117,15 @@ async def _write_data(path: Path, arrays: list[Frozen | FrozenBlobs]) -> list[Ar
         pass  # it is there, with what it had
     with path.open("r+b", buffering=0) as file:
         fd = file.fileno()
-        await asyncio.to_thread(_set_size, fd, sum(frozen.nbytes for frozen in arrays))
+        await in_thread(None, _set_size, fd, sum(frozen.nbytes for frozen in arrays))
         for frozen, mine in zip(arrays, checksums, strict=True):
             for chunks in frozen.chunks(_SYNC_BYTES):
                 place = (offset, frozen.chunk_bytes)
-                await asyncio.to_thread(_write_chunks, fd, chunks, place, mine)
+                await in_thread(None, _write_chunks, fd, chunks, place, mine)
                 unsynced += sum(chunk.nbytes for _, chunk in chunks)
                 if unsynced >= _SYNC_BYTES:  # little by little, for the sake of others' syncs
                     unsynced, begun = 0, time.monotonic()
-                    await asyncio.to_thread(sync, fd)
+                    await in_thread(None, sync, fd)
                     await asyncio.sleep(_REST * (time.monotonic() - begun))
                 if sum(other.kept_bytes for other in arrays) > _MOST_KEPT_BYTES:
                     _write_kept(fd, arrays, checksums)

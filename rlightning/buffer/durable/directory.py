@@ -44,7 +44,7 @@ class DataDirectory:
         self.path = path
         self.journal = path / "journal"
         self.checkpoints = path / "checkpoints"
-        self.spare = path / "spare"
+        self.spare = self.checkpoints / ".spare"  # checkpoints may be on a disk of their own
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o644)

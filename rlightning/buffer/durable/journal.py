@@ -16,6 +16,7 @@ several times faster than to new ones. What is left in them of before has older 
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import struct
@@ -37,6 +38,7 @@ from rlightning.buffer.durable.files import (
 )
 from rlightning.errors import ConfigError
 from rlightning.utils.failpoints import failpoint, is_armed
+from rlightning.utils.memory import memory_limit
 
 FORMAT = 1
 """Version of the format of segments and records."""
@@ -55,6 +57,7 @@ _ZEROS = bytes(_ALIGN)
 _SUFFIX = ".journal"
 _SPARE = "spare-"
 _LEAST_SPARES = 4
+_SPARE_SHARE = 8  # spares may take this part of the memory, in which they are useful
 # What is copied into the page cache in some ten microseconds.
 _SHORT_BYTES = 32 * 1024
 
@@ -133,6 +136,7 @@ class Journal:
         self._finished: deque[int] = deque()
         self._first = 0
         self._size = 0
+        self._scratch = memoryview(bytearray(_SHORT_BYTES))
         starts = segment_starts(folder)
         if starts and not fresh:
             self._open_last(starts[-1])
@@ -145,6 +149,7 @@ class Journal:
         os.ftruncate(self._fd, length)
         self._size = max(length, SEGMENT_BYTES)
         _allocate(self._fd, self._size)
+        _read_in(self._fd)
         if self._power:
             sync(self._fd)
 
@@ -183,14 +188,16 @@ class Journal:
         """Tells whether writing records is a short copy into pages that the system holds.
 
         It then takes less than handing it to another thread, and waits for no disk, unless the
-        system holds up whoever writes.
+        system holds up whoever writes. A page that the system has dropped would be read first.
         """
-        end = entries[-1].end
+        nbytes = entries[-1].end - self.end
+        offset = self._offset(self.end)
         return (
             not self._power
             and self._fd >= 0
-            and end - self.end <= _SHORT_BYTES
-            and self._offset(end) <= self._size
+            and nbytes <= _SHORT_BYTES
+            and offset + nbytes <= self._size
+            and _is_held(self._fd, self._scratch[:nbytes], offset)
         )
 
     def _flush(self, parts: Sequence[bytes | memoryview], position: int) -> None:
@@ -218,6 +225,7 @@ class Journal:
         fd = os.open(new, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             _allocate(fd, size)
+            _read_in(fd)
             write_at(fd, [_head(first)], 0)
             if self._power:
                 if self._fd >= 0:
@@ -262,7 +270,8 @@ class Journal:
     def forget(self, position: int) -> None:
         """Lets go of the segments that have nothing from a position on.
 
-        As many as stay are kept as spares, since about as much comes until others can go.
+        As many as stay are kept as spares, since about as much comes until others can go; but no
+        more than memory has room for, beyond which they are read from the disk first.
         """
         starts = segment_starts(self._folder)
         gone = [
@@ -270,7 +279,8 @@ class Journal:
             for first, following in pairwise(starts)
             if following <= position and first != self._first
         ]
-        room = max(_LEAST_SPARES, len(starts) - len(gone))
+        most = memory_limit() // _SPARE_SHARE // SEGMENT_BYTES
+        room = min(max(_LEAST_SPARES, len(starts) - len(gone)), most)
         room -= len(list(self._folder.glob(_SPARE + "*")))
         for number, first in enumerate(gone):
             path = _path(self._folder, first)
@@ -415,6 +425,23 @@ def _allocate(fd: int, size: int) -> None:
     """
     if os.fstat(fd).st_size < size:
         os.posix_fallocate(fd, 0, size)
+
+
+def _read_in(fd: int) -> None:
+    """Has the system read a file into its memory, without waiting for it.
+
+    It reads the page of a short write before, unless it has it.
+    """
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def _is_held(fd: int, scratch: memoryview, offset: int) -> bool:
+    """Tells whether the system has a part of a file in memory; reads it if so."""
+    try:
+        return os.preadv(fd, [scratch], offset, os.RWF_NOWAIT) == len(scratch)
+    except OSError as error:
+        # What cannot tell is mostly in memory as a whole (tmpfs).
+        return error.errno == errno.EOPNOTSUPP
 
 
 def _path(folder: Path, first: int) -> Path:

@@ -17,7 +17,7 @@ from rlightning.buffer.assembly import Group
 from rlightning.buffer.checks import Schema
 from rlightning.buffer.columns import Column, Counters
 from rlightning.buffer.episodes import EpisodeGroup
-from rlightning.buffer.sampler import Sampler
+from rlightning.buffer.sampler import PrioritisedSampler, Sampler
 from rlightning.buffer.utils.compressed import CompressedRows
 from rlightning.buffer.utils.container import DataContainer
 from rlightning.buffer.utils.frozen import Frozen, FrozenBlobs
@@ -75,11 +75,11 @@ def dump_sampler(sampler: Sampler) -> State:
         "rng": dump_rng(sampler._rng),
         "streams": [[*key, dump_rng(stream)] for key, stream in sampler._streams.items()],
     }
-    if (priorities := sampler.priorities) is not None:
+    if isinstance(sampler, PrioritisedSampler):
         state |= {
-            "values": priorities.tree.values.copy(),
-            "held": priorities._held.copy(),
-            "highest": priorities._highest,
+            "values": sampler._tree.values.copy(),
+            "held": sampler._held.copy(),
+            "highest": sampler._highest,
         }
     return state
 
@@ -90,11 +90,11 @@ def load_sampler(sampler: Sampler, state: State) -> None:
     load_rng(sampler._rng, state["rng"])
     for world_size, rank, numbers in state["streams"]:
         load_rng(sampler.generator(rank, world_size), numbers)
-    if (priorities := sampler.priorities) is not None:
+    if isinstance(sampler, PrioritisedSampler):
         values = np.array(state["values"], np.float64)
-        priorities.tree.set(np.arange(len(values)), values)
-        priorities._held[:] = state["held"]
-        priorities._highest = state["highest"]
+        sampler._tree.set(np.arange(len(values)), values)
+        sampler._held[:] = state["held"]
+        sampler._highest = state["highest"]
 
 
 def dump_rng(rng: np.random.Generator) -> list[str]:

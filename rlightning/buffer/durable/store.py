@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from rlightning.rpc.metrics import Metrics
 from rlightning.rpc.status import DISK_FULL, NO_DATA_DIR
 from rlightning.utils.config import BufferConfig
 from rlightning.utils.failpoints import failpoint
+from rlightning.utils.waiting import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -236,41 +238,46 @@ class DurableStore:
                 "checkpoints need a folder: set buffer.data_dir", reason=NO_DATA_DIR
             )
         async with self._saving:
-            begun = time.monotonic()
-            position = self._position if self._log is None else self._log.end
-            state = {
-                "position": position,
-                "storage_id": self.storage_id if self.durable else "",
-                "created_ns": time.time_ns(),
-                "config": {name: saved_config(table) for name, table in self._tables.items()},
-                "tables": {name: dump_table(table) for name, table in self._tables.items()},
-                "writers": [[name, *mark] for name, mark in self.writers.items()],
-                "discards": [[one, *done] for one, done in self.discards.items()],
-            }
-            failpoint("checkpoint.captured")
-            name = directory.next_name()
-            try:
-                nbytes = await write_checkpoint(
-                    directory.checkpoints / name,
-                    state,
-                    notes={POSITION: str(position)},
-                    before_rename=self.settled,
-                    spare=directory.spare,
-                )
-            except OSError as error:
-                raise ResourceExhaustedError(
-                    f"the checkpoint cannot be written: {error}", reason=DISK_FULL
-                ) from error
-            self._checkpointed = position
-            if keep is not None:
-                await asyncio.to_thread(directory.hold, {name, *keep})
-            await self._prune(directory)
-            logger.info("%s: %d bytes in %.2f s", name, nbytes, time.monotonic() - begun)
-            return Checkpoint(name, nbytes)
+            # Writers are held up while so much is written.
+            with nullcontext() if self._log is None else self._log.sparing_loop():
+                return await self._save(directory, keep)
+
+    async def _save(self, directory: DataDirectory, keep: Collection[str] | None) -> Checkpoint:
+        begun = time.monotonic()
+        position = self._position if self._log is None else self._log.end
+        state = {
+            "position": position,
+            "storage_id": self.storage_id if self.durable else "",
+            "created_ns": time.time_ns(),
+            "config": {name: saved_config(table) for name, table in self._tables.items()},
+            "tables": {name: dump_table(table) for name, table in self._tables.items()},
+            "writers": [[name, *mark] for name, mark in self.writers.items()],
+            "discards": [[one, *done] for one, done in self.discards.items()],
+        }
+        failpoint("checkpoint.captured")
+        name = directory.next_name()
+        try:
+            nbytes = await write_checkpoint(
+                directory.checkpoints / name,
+                state,
+                notes={POSITION: str(position)},
+                before_rename=self.settled,
+                spare=directory.spare,
+            )
+        except OSError as error:
+            raise ResourceExhaustedError(
+                f"the checkpoint cannot be written: {error}", reason=DISK_FULL
+            ) from error
+        self._checkpointed = position
+        if keep is not None:
+            await in_thread(None, directory.hold, {name, *keep})
+        await self._prune(directory)
+        logger.info("%s: %d bytes in %.2f s", name, nbytes, time.monotonic() - begun)
+        return Checkpoint(name, nbytes)
 
     async def _prune(self, directory: DataDirectory) -> None:
         """Removes checkpoints, and those parts of the journal that none of the others needs."""
-        position = await asyncio.to_thread(directory.prune, self._config.checkpoint_keep)
+        position = await in_thread(None, directory.prune, self._config.checkpoint_keep)
         failpoint("checkpoint.pruned")
         if self._log is not None:
             await self._log.run(lambda journal: journal.forget(position))

@@ -76,9 +76,9 @@ class StorageConfig(Config):
         frame_stack: Arrays that are stacks of frames, by path: `observation`, or
             `observation.camera` in a dict. Each frame is stored once.
         removal: What a full `circular` storage overwrites: the oldest transitions (`fifo`), the
-            newest (`lifo`), or those of the lowest priority (`priority`), with the samplers
-            `prioritised` and `sequence`. The priority that a sequence is given is that of all its
-            transitions, and does not change how often it is drawn.
+            newest (`lifo`), or those of the lowest priority (`priority`), which the sampler
+            `prioritised` alone knows. Not `sequence`: without the transitions of lowest priority,
+            taken out of the middle of episodes, few sequences would be left.
         compression: Arrays of the observation whose rows are kept compressed, by path as in
             `frame_stack`, and how. None by default.
         num_shards: Of `sharded`: storages in this process, each of `capacity`.

@@ -158,10 +158,10 @@ async def test_samplers_and_priorities_come_back(folder: Path) -> None:
                 columns["sample_index"], np.arange(8) + 0.5, columns["sample_generation"]
             )
         state = buffers.table.sampled_total
-        priorities = buffers.table.sampler.priorities.tree.values.copy()
+        priorities = buffers.table.sampler._tree.values.copy()
     async with durable(folder, **options) as buffers:
         assert buffers.table.sampled_total == state
-        assert np.array_equal(buffers.table.sampler.priorities.tree.values, priorities)
+        assert np.array_equal(buffers.table.sampler._tree.values, priorities)
 
 
 async def test_batches_after_a_restore_are_those_of_the_run_that_was_not_interrupted(
@@ -267,7 +267,7 @@ async def test_a_damaged_newest_checkpoint_falls_back(
                     await writer.flush(10)
                     await asked.checkpoint()
             before = await asked.get()
-    kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    kept = sorted(path.name for path in (folder / "checkpoints").glob("checkpoint-*"))
     assert kept == ["checkpoint-00000003", "checkpoint-00000004"]
     manifest = folder / "checkpoints" / kept[1] / "manifest"
     manifest.write_bytes(manifest.read_bytes()[:-5] + b"wrong")
@@ -459,7 +459,7 @@ async def test_a_journal_cut_below_the_newest_checkpoint_is_told(
 
 async def test_checkpoints_that_somebody_refers_to_are_kept(folder: Path) -> None:
     def kept() -> list[str]:
-        return [path.name[-1:] for path in sorted((folder / "checkpoints").iterdir())]
+        return [path.name[-1:] for path in sorted((folder / "checkpoints").glob("[!.]*"))]
 
     async with durable(folder, checkpoint_keep=1) as buffers, asking(buffers.address) as asked:
         one = (await asked.checkpoint([])).name

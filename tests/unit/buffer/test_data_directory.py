@@ -1,5 +1,6 @@
 """The file that names the format of a data directory."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,19 @@ def test_the_format_is_on_the_disk_before_it_has_its_name(
     assert title.read_text() == text
 
 
-def test_what_a_removed_checkpoint_took_is_kept_for_the_next(tmp_path: Path) -> None:
+def test_what_a_removed_checkpoint_took_is_kept_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = DataDirectory(tmp_path)
+    real = os.replace
+
+    def replace(path: Path, other: Path) -> None:
+        inside = [opened.checkpoints in one.parents for one in (path, other)]
+        if inside[0] != inside[1]:  # the checkpoints may be on a disk of their own
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        real(path, other)
+
+    monkeypatch.setattr(directory.os, "replace", replace)
     for number in range(4):
         folder = opened.checkpoints / opened.next_name()
         folder.mkdir()
@@ -54,5 +66,8 @@ def test_what_a_removed_checkpoint_took_is_kept_for_the_next(tmp_path: Path) -> 
     assert opened.prune(2) == 102
     assert len(opened.names()) == 2
     assert opened.spare.read_text() in ("0", "1")
-    assert len(list(opened.checkpoints.iterdir())) == 2
+    assert sorted(opened.checkpoints.iterdir()) == [
+        opened.spare,
+        *(opened.checkpoints / name for name in reversed(opened.names())),
+    ]
     opened.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
 import zlib
 from pathlib import Path
@@ -13,6 +15,7 @@ from rlightning.buffer.durable import files, journal
 from rlightning.buffer.durable.files import CorruptError, SyncError
 from rlightning.buffer.durable.journal import Entry, Journal, JournalReader, segment_starts
 from rlightning.errors import ConfigError
+from rlightning.testing import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +158,67 @@ def test_segments_that_nobody_needs_are_used_again(tmp_path: Path) -> None:
     assert read(tmp_path, starts[4])[-2:] == [b"x" * 900, b"y" * 900]
     kept.forget(10**9)
     assert segment_starts(tmp_path), "the one that is written stays"
+
+
+def held(path: Path) -> bool:
+    """Tells whether the system has all of a file in memory."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+        start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(data)))
+        pages = (ctypes.c_ubyte * -(-len(data) // mmap.PAGESIZE))()
+        assert ctypes.CDLL(None).mincore(start, ctypes.c_size_t(len(data)), pages) == 0
+    return all(page & 1 for page in pages)
+
+
+def drop(path: Path) -> None:
+    """Has the system drop what it holds of a file."""
+    with path.open("r+b", buffering=0) as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if held(path):
+        pytest.skip("this file system keeps everything in memory")
+
+
+def test_what_the_system_would_read_from_the_disk_first_is_not_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 2**20
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", size)
+    (tmp_path / "spare-0").write_bytes(os.urandom(size))
+    drop(tmp_path / "spare-0")
+    written = Journal(tmp_path, 0, power=False)
+    written.write([Entry(0, 0, [b"one"])])
+    (path,) = tmp_path.glob("*.journal")
+    # All of it is read in beside, or each page of it would be waited for.
+    wait_until(lambda: held(path))
+    short = [Entry(written.end, 0, [b"two"])]
+    wait_until(lambda: written.is_short(short))
+    drop(path)
+    assert not written.is_short(short)
+    written.write(short)
+    written.close()
+    assert read(tmp_path) == [b"one", b"two"]
+
+
+def test_what_goes_into_a_new_segment_is_short_soon(tmp_path: Path) -> None:
+    written = Journal(tmp_path, 0, power=False)
+    written.write([Entry(0, 0, [b"one"])])
+    wait_until(lambda: written.is_short([Entry(written.end, 0, [b"two"])]))
+    assert not written.is_short([Entry(written.end, 0, [b"x" * 1000])]), "it has no room for that"
+    written.close()
+    again = Journal(tmp_path, written.end, power=False)
+    wait_until(lambda: again.is_short([Entry(again.end, 0, [b"two"])]))
+    again.close()
+
+
+def test_no_more_segments_are_kept_than_memory_has_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = write(tmp_path, payloads(50))
+    monkeypatch.setattr(journal, "memory_limit", lambda: 8 * 2 * 1024)
+    kept = Journal(tmp_path, end, power=False)
+    kept.forget(segment_starts(tmp_path)[5])
+    assert len(list(tmp_path.glob("spare-*"))) == 2
+    kept.close()
 
 
 def test_as_many_segments_are_kept_to_be_used_again_as_stay(tmp_path: Path) -> None:

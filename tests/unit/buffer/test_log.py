@@ -6,13 +6,23 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlightning.buffer.durable import journal as journal_module
 from rlightning.buffer.durable import log as module
+from rlightning.buffer.durable import store
 from rlightning.buffer.durable.journal import Entry, Journal, JournalReader
 from rlightning.buffer.durable.log import Log
+from rlightning.utils.config import BufferConfig
+
+
+@pytest.fixture(autouse=True)
+def held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the system drop nothing of a segment."""
+    monkeypatch.setattr(journal_module, "_is_held", lambda *_: True)
 
 
 class Watched(Journal):
@@ -41,7 +51,10 @@ async def put(log: Log, *payloads: bytes) -> None:
 LONG = bytes(100_000)
 
 
-async def test_what_is_short_is_written_by_the_loop(tmp_path: Path) -> None:
+async def test_what_is_short_is_written_by_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLOW_S", 60.0)
     journal, log = opened(tmp_path)
     await put(log, b"makes the first segment")
     await put(log, b"one", b"two")
@@ -91,9 +104,97 @@ async def test_a_system_that_holds_writers_up_does_not_hold_up_the_loop_again(
 ) -> None:
     journal, log = opened(tmp_path)
     await put(log, b"one")
-    monkeypatch.setattr(module, "_SPARED_S", 60.0)
+    monkeypatch.setattr(module, "_LEAST_SPARED_S", 60.0)
     monkeypatch.setattr(module, "_SLOW_S", 0.0)
     await put(log, b"two")
     await put(log, b"three")
     await log.close()
     assert journal.by == [(False, 1), (True, 1), (False, 1)]
+
+
+async def test_the_loop_is_spared_for_the_longer_the_longer_it_was_held_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, held_s = 1000.0, 3.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    journal, log = opened(tmp_path)
+    await put(log, b"one")
+    real = journal.write
+
+    def slow(entries: Sequence[Entry]) -> None:
+        nonlocal now
+        now += held_s
+        real(entries)
+
+    monkeypatch.setattr(journal, "write", slow)
+    await put(log, b"two")
+    monkeypatch.setattr(journal, "write", real)
+    for waited_s in (0.5 * held_s, 99 * held_s, held_s):  # 100.5 times as long
+        now += waited_s
+        await put(log, b"more")
+    await log.close()
+    assert journal.by == [(False, 1), (True, 1), (False, 1), (False, 1), (True, 1)]
+
+
+async def test_the_loop_does_not_write_while_others_keep_the_disk_busy(tmp_path: Path) -> None:
+    journal, log = opened(tmp_path)
+    await put(log, b"one")
+    with log.sparing_loop():
+        await put(log, b"two")
+    await put(log, b"three")
+    await log.close()
+    assert journal.by == [(False, 1), (False, 1), (True, 1)]
+
+
+async def test_the_loop_does_not_write_while_a_thread_does_what_nobody_waits_for_any_more(
+    tmp_path: Path,
+) -> None:
+    journal, log = opened(tmp_path)
+    await put(log, b"one")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(_: Journal) -> None:
+        begun.set()
+        go_on.wait(30)
+
+    running = asyncio.create_task(log.run(work))
+    await asyncio.to_thread(begun.wait, 30)
+    running.cancel()
+    settling = asyncio.create_task(put(log, b"two"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not running.done()
+    go_on.set()
+    await asyncio.gather(running, settling, return_exceptions=True)
+    assert running.cancelled()
+    await log.close()
+    assert journal.by == [(False, 1), (False, 1)]
+
+
+async def test_the_loop_does_not_write_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journals: list[Watched] = []
+
+    def made(folder: Path, *_: Any, **__: Any) -> Journal:
+        journals.append(Watched(folder))
+        return journals[-1]
+
+    async def written(*_: Any, **__: Any) -> int:
+        kept.know_writer("writer", "env", 1)
+        await kept.settled()
+        return 0
+
+    monkeypatch.setattr(store, "Journal", made)
+    monkeypatch.setattr(store, "write_checkpoint", written)
+    config = BufferConfig(
+        type="ReplayBuffer", capacity=1, durability="process", data_dir=str(tmp_path)
+    )
+    kept = store.DurableStore(config, {}, lambda *_: [])
+    kept.open()
+    await kept.begin(on_full=lambda _: None, on_lost=lambda _: None)
+    await kept.checkpoint()
+    kept.know_writer("writer", "env", 2)
+    await kept.settled()
+    await kept.close()
+    assert journals[0].by == [(False, 1), (False, 1), (True, 1)]

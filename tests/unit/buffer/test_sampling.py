@@ -10,7 +10,7 @@ import pytest
 from rlightning.buffer import BufferConfig, ReplayBuffer, RolloutBuffer, SamplerConfig, Where
 from rlightning.buffer.utils.container import DataContainer
 from rlightning.buffer.utils.sum_tree import SumTree
-from rlightning.errors import BufferEmptyError, ConfigError, InvalidRowError, ReplayError
+from rlightning.errors import BufferEmptyError, ConfigError, ReplayError
 from rlightning.types import ActionSource, EnvMeta, EnvRet, PolicyResponse
 
 
@@ -295,54 +295,13 @@ def test_removal_of_the_lowest_priority() -> None:
     np.testing.assert_array_equal(columns["observation"][:, 0], columns["reward"] - 1)
 
 
-def test_removal_of_the_sequences_of_lowest_priority() -> None:
-    sequences = {"type": "sequence", "length": 3, "seed": 0}
-    buffer = make(sequences, capacity=9, storage={"removal": "priority"})
-    for first in (0, 10, 20):
-        add(buffer, 3, first=first)
-    (batch,) = buffer.sample(9)
-    assert "sample_weight" not in batch
-    index, generation = batch["sample_index"], batch["sample_generation"]
-    columns = buffer.get_all()
-    np.testing.assert_array_equal(columns["reward"][index], batch["reward"][:, 0])
-    middle = batch["reward"][:, 0] == 11
-    assert 0 < middle.sum() < 9
-    assert buffer.update_priorities(index, np.where(middle, 0.5, 2.0), generation) == 9
-    add(buffer, 3, first=30)
-    assert rewards(buffer) == [1, 2, 3, 21, 22, 23, 31, 32, 33]
-    drawn = {tuple(row) for _ in range(5) for row in buffer.sample(9)[0]["reward"].tolist()}
-    assert drawn == {(1, 2, 3), (21, 22, 23), (31, 32, 33)}
-    # Nothing is told of what was overwritten.
-    assert buffer.update_priorities(index, np.full(9, 0.1), generation) == int((~middle).sum())
-    add(buffer, 3, first=40)
-    assert {31, 32, 33, 41, 42, 43} <= set(rewards(buffer))
-
-
-def test_a_priority_is_not_that_of_rows_that_overwrote_part_of_a_sequence() -> None:
-    sequences = {"type": "sequence", "length": 3, "seed": 0}
-    buffer = make(sequences, capacity=6, storage={"removal": "priority"})
-    add(buffer, 6)
-    buffer.update_priorities([3], [0.5])
-    add(buffer, 1, first=10)  # in place of one of the last three
-    container, priorities = buffer.storages[0].container, buffer.sampler.priorities  # type: ignore[union-attr]
-    assert priorities is not None
-    overwritten = int(np.flatnonzero(container.generation == 6)[0])
-    assert overwritten in (3, 4, 5)
-    buffer.update_priorities([3 if overwritten > 3 else 2], [7.0])
-    values = priorities.tree.values
-    assert values[overwritten] == 1.0
-    assert (values == 7.0).sum() == 2
-    with pytest.raises(InvalidRowError, match="priorities"):
-        buffer.update_priorities([0], [float("nan")])
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"storage": {"removal": "priority"}}, "removal: 'priority' needs"),
         (
-            {"storage": {"removal": "priority"}, "sampler": {"type": "batch"}},
-            "removal: 'priority' needs .* got 'batch'",
+            {"storage": {"removal": "priority"}, "sampler": {"type": "sequence", "length": 2}},
+            "removal: 'priority' needs .* got 'sequence'",
         ),
         ({"storage": {"removal": "lifo", "unit": "episode"}}, "removal: 'lifo' needs unit"),
         ({"storage": {"unit": "episode"}, "sampler": PRIORITISED}, "'prioritised' needs"),
@@ -446,7 +405,7 @@ def test_discarded_rows_are_not_drawn_by_priority() -> None:
     batch = {"sample_index": np.arange(6), "reward": everything, "sample_generation": generations}
     buffer.update_priorities(batch["sample_index"], batch["reward"], batch["sample_generation"])
     held = buffer.storages[0].container.slots_of(np.arange(6))
-    assert buffer.sampler.priorities.tree.values[held].tolist() == pytest.approx(  # type: ignore[union-attr]
+    assert buffer.sampler._tree.values[held].tolist() == pytest.approx(  # type: ignore[union-attr]
         (buffer.get_all()["reward"] ** 0.6).tolist()
     )
 

@@ -98,11 +98,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "capacity": 30,
     },
     "newest": {"storage": StorageConfig(removal="lifo"), "capacity": 30},
-    "lowest sequences": {
-        "sampler": SamplerConfig(type="sequence", length=2, seed=3),
-        "storage": StorageConfig(removal="priority"),
-        "capacity": 30,
-    },
     "sequences": {"sampler": SamplerConfig(type="sequence", length=3, seed=3)},
     "without replacement": {"sampler": SamplerConfig(type="batch", seed=3)},
     "compressed": {"storage": StorageConfig(compression={"observation": "zlib"}), "capacity": 30},
@@ -139,7 +134,7 @@ def test_it_is_the_same_whether_episodes_are_stored_together(
 def test_another_buffer_goes_on_as_this_one_would(variant: str, tmp_path: Path) -> None:
     buffer, env = replay(**VARIANTS[variant]), ScriptedEnv(3, ends)
     env_ret = act(buffer, env, env.reset(), 31)
-    prioritised = buffer.sampler.priorities is not None
+    prioritised = "prioritised" in str(buffer.config.sampler)
     if prioritised:
         buffer.update_priorities(np.arange(10), np.arange(10) + 0.5)
     buffer.sample(5)
@@ -264,8 +259,7 @@ _DERIVED = {
     "Observations": {"layout", "_capacity", "_stacks", "_deepest", "_compressed"},
     "Pool": {"_leaves"},
     "EpisodeRegistry": {"_table", "_first", "_end"},  # by way of `starts` and `lengths`
-    "PrioritisedSampler": {"beta", "scale"},
-    "Priorities": {"alpha"},
+    "PrioritisedSampler": {"alpha", "beta", "scale"},
     "SequenceSampler": {"length", "_begins", "_seen"},
     "Storage": {
         *("max_bytes", "timing_raw", "_pipeline", "_postprocess_fn", "_auto_truncate", "_metas"),
@@ -299,7 +293,6 @@ def test_no_attribute_is_forgotten(kind: str) -> None:
         for one in (
             *(table, storage, container, container._observations, container._observations._nexts),
             *(container.episode_registry, table.sampler, storage._groups["env"]),
-            table.sampler.priorities,
         )
     }
     source = (
@@ -378,6 +371,43 @@ async def test_rows_that_change_while_they_are_written_are_written_as_they_were(
     read = np.zeros(100, np.int64)
     read_checkpoint(tmp_path / "one")["column"].read_into(read)
     np.testing.assert_array_equal(read, np.arange(100))
+
+
+@pytest.mark.parametrize("step", ["_set_size", "_write_chunks", "sync", "_finish", "_publish"])
+async def test_a_cancelled_checkpoint_is_over_once_no_thread_is_at_it(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_SYNC_BYTES", 8)
+    real, begun, go_on = getattr(checkpoint, step), threading.Event(), threading.Event()
+    failed: list[Exception] = []
+
+    def slow(*args: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(30)
+        try:
+            return real(*args)
+        except Exception as error:  # the file was closed, or the folder removed
+            failed.append(error)
+            raise
+
+    monkeypatch.setattr(checkpoint, step, slow)
+    state = {"column": frozen.Frozen(np.arange(100), 100)}
+    writing = asyncio.create_task(
+        write_checkpoint(tmp_path / "one", state, notes={}, before_rename=nothing)
+    )
+    await asyncio.to_thread(begun.wait, 30)
+    for _ in range(2):
+        writing.cancel()
+        await asyncio.sleep(0.01)
+    early = writing.done()
+    go_on.set()
+    await asyncio.wait({writing})
+    assert writing.cancelled()
+    assert not early
+    assert not failed
+    assert [path.name for path in tmp_path.iterdir()] == ["one"] * (step == "_publish")
+    assert not frozen._frozen
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(

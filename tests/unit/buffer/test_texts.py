@@ -52,6 +52,24 @@ def step_of(
     return env_ret, response
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_function_of_the_user_may_hand_texts_on(rows: int) -> None:
+    config = BufferConfig(type="ReplayBuffer", capacity=100, auto_truncate_episode=True)
+    buffer = ReplayBuffer(config, obs_preprocessor=lambda seen: {**seen, "arm": seen["arm"] / 2})
+    buffer.init()
+    buffer.open_group(EnvMeta("env", gym.spaces.Discrete(9), SPACE, rows))
+    for step in range(3):
+        for tasks in (["lift", "wait"][:rows], ("lift", "wait")[:rows]):
+            env_ret, response = step_of(step, tasks)
+            buffer.commit(buffer.prepare("env", [Item(env_ret, response)]))
+    buffer.truncate_group("env")
+    assert set(buffer.get_all()["observation"]["task"]) == set(["lift", "wait"][:rows])
+    env_ret, response = step_of(3, ["lift", "wait", "rest"][: rows + 1])
+    env_ret.observation["arm"] = env_ret.observation["arm"][:rows]
+    with pytest.raises(InvalidRowError, match="task"):
+        buffer.commit(buffer.prepare("env", [Item(env_ret, response)]))
+
+
 def test_rows_of_a_vector_env_keep_their_texts() -> None:
     buffer = replay()
     buffer.open_group(EnvMeta("env", gym.spaces.Discrete(9), SPACE, 2))

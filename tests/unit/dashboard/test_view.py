@@ -130,6 +130,14 @@ def test_stages_stand_in_the_order_of_a_step():
     ]
 
 
+def test_how_far_a_one_way_time_may_be_off_is_shown_beside_it():
+    asymmetric = {**STAGE, "p50": 0.02, "uncertainty": 0.021}
+    state, _ = View(None).show(snapshot(env(latency={"uplink": asymmetric, "encode": STAGE})))
+    shown = {stage["name"]: stage.get("uncertainty") for stage in state["latency"]}
+    assert shown["env.uplink"] == 0.021
+    assert shown["env.encode"] is None
+
+
 def test_several_buffer_servers_are_one_buffer():
     one, two = buffer("buffer-0"), buffer("buffer-1")
     state, point = View(None).show(snapshot(env(), policy(), one, two))

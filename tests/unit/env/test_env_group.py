@@ -395,14 +395,19 @@ def test_statistics_are_means_and_end_the_rollout():
     assert env_group.get_env_stats() == {}
 
 
-def test_the_fan_out_reaches_every_env():
+def test_the_fan_out_reaches_every_env(caplog):
     env_group = group(2)
     for hook in ("offload", "reload", "apply_evaluate_cfg", "restore_evaluate_cfg", "close"):
         for env in env_group.env_list:
             setattr(env, hook, lambda env=env, hook=hook: env.calls.append(hook))
         getattr(env_group, hook)()
         assert [env.calls[-1] for env in env_group.env_list] == [hook, hook]
-    env_group.print_timing_summary()
+    env_group.reset()
+    with caplog.at_level("DEBUG", "rlightning"):
+        env_group.print_timing_summary()
+    told = [line for line in caplog.messages if "reset: count 1" in line]
+    assert [line.split()[0] for line in told] == list(env_group.id_to_env)
+    assert all("'p99':" in line for line in told)
 
 
 def test_throughput_is_per_group_and_zero_when_idle(monkeypatch):
@@ -416,6 +421,7 @@ def test_throughput_is_per_group_and_zero_when_idle(monkeypatch):
         now[0] += 1.0
     stats = env_group.get_stats()
     assert stats.pop("env_throughput_sync") == pytest.approx(12 / 5)
+    assert stats.pop("env_step_count") == 12
     assert list(stats) == [f"env_step_{name}_s" for name in ("mean", "p50", "p90", "p99", "max")]
     assert 0 < stats["env_step_p50_s"] <= stats["env_step_p99_s"] <= stats["env_step_max_s"] < 1
     assert other.get_stats() == {}
