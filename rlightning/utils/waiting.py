@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
 from typing import ParamSpec, TypeVar
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -41,7 +44,8 @@ async def in_thread(
 ) -> _T:
     """Does something in a thread, and is over only once the thread is done, also if cancelled.
 
-    What the thread uses may so be closed or removed afterwards, whatever happened.
+    What the thread uses may so be closed or removed afterwards, whatever happened. What it raises
+    after a cancellation is logged.
 
     Args:
         executor: Whose thread; None: of those that `asyncio.to_thread` has.
@@ -50,13 +54,14 @@ async def in_thread(
         **kwargs: Its arguments by name.
     """
     done = asyncio.get_running_loop().run_in_executor(executor, partial(work, *args, **kwargs))
-    cancelled: asyncio.CancelledError | None = None
+    cancelled = False  # not the error itself, which would hold this frame, and that the error
     while not done.done():
         try:
             await asyncio.wait({done})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is None:
+        except asyncio.CancelledError:
+            cancelled = True
+    if not cancelled:
         return done.result()
-    done.exception()  # it was seen
-    raise cancelled
+    if (error := done.exception()) is not None:
+        logger.error("what was cancelled failed: %s", error, exc_info=error)
+    raise asyncio.CancelledError

@@ -64,6 +64,7 @@ class DataDirectory:
         title = self.path / "FORMAT"
         if title.exists():
             self._check_format(title.read_text(errors="replace"))
+            (self.path / "spare").unlink(missing_ok=True)  # where it was once
         elif self.journal.exists() or self.checkpoints.exists():
             raise ConfigError(f"buffer.data_dir: {self.path} has no file FORMAT, but other files")
         else:

@@ -16,7 +16,6 @@ several times faster than to new ones. What is left in them of before has older 
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import struct
@@ -38,7 +37,7 @@ from rlightning.buffer.durable.files import (
 )
 from rlightning.errors import ConfigError
 from rlightning.utils.failpoints import failpoint, is_armed
-from rlightning.utils.memory import memory_limit
+from rlightning.utils.memory import in_memory, memory_limit
 
 FORMAT = 1
 """Version of the format of segments and records."""
@@ -137,6 +136,7 @@ class Journal:
         self._first = 0
         self._size = 0
         self._scratch = memoryview(bytearray(_SHORT_BYTES))
+        self._in_memory = in_memory(folder)
         starts = segment_starts(folder)
         if starts and not fresh:
             self._open_last(starts[-1])
@@ -197,7 +197,7 @@ class Journal:
             and self._fd >= 0
             and nbytes <= _SHORT_BYTES
             and offset + nbytes <= self._size
-            and _is_held(self._fd, self._scratch[:nbytes], offset)
+            and (self._in_memory or _is_held(self._fd, self._scratch[:nbytes], offset))
         )
 
     def _flush(self, parts: Sequence[bytes | memoryview], position: int) -> None:
@@ -279,13 +279,16 @@ class Journal:
             for first, following in pairwise(starts)
             if following <= position and first != self._first
         ]
-        most = memory_limit() // _SPARE_SHARE // SEGMENT_BYTES
-        room = min(max(_LEAST_SPARES, len(starts) - len(gone)), most)
-        room -= len(list(self._folder.glob(_SPARE + "*")))
-        for number, first in enumerate(gone):
+        spares = [path.stat().st_size for path in self._folder.glob(_SPARE + "*")]
+        most = max(_LEAST_SPARES, len(starts) - len(gone))
+        room = memory_limit() // _SPARE_SHARE - sum(spares)
+        for first in gone:
             path = _path(self._folder, first)
-            if number < room:
+            size = path.stat().st_size
+            if len(spares) < most and size <= room:
                 os.replace(path, self._folder / f"{_SPARE}{first}")
+                spares.append(size)
+                room -= size
             else:
                 path.unlink()
 
@@ -436,12 +439,18 @@ def _read_in(fd: int) -> None:
 
 
 def _is_held(fd: int, scratch: memoryview, offset: int) -> bool:
-    """Tells whether the system has a part of a file in memory; reads it if so."""
+    """Tells whether the system has a part of a file in memory; reads it if so.
+
+    It is False where that cannot be told: some file systems do not say, and a Python that was built
+    with an old C library does not ask.
+    """
+    flag: int | None = getattr(os, "RWF_NOWAIT", None)
+    if flag is None:
+        return False
     try:
-        return os.preadv(fd, [scratch], offset, os.RWF_NOWAIT) == len(scratch)
-    except OSError as error:
-        # What cannot tell is mostly in memory as a whole (tmpfs).
-        return error.errno == errno.EOPNOTSUPP
+        return os.preadv(fd, [scratch], offset, flag) == len(scratch)
+    except (OSError, NotImplementedError):
+        return False
 
 
 def _path(folder: Path, first: int) -> Path:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from rlightning.buffer.durable.files import SyncError
 from rlightning.buffer.durable.journal import Entry, Journal
-from rlightning.errors import ResourceExhaustedError
+from rlightning.errors import ResourceExhaustedError, UnavailableError
 from rlightning.latency import SlidingHistogram
 from rlightning.rpc.status import DISK_FULL
 from rlightning.utils.waiting import in_thread
@@ -36,12 +36,14 @@ class Log:
     """Appends records to a journal in order; whoever acks something awaits `settled` first.
 
     While one batch is written, what comes is gathered for the next. When the disk is full or
-    broken, nothing settles, and writing is tried again until it works.
+    broken, nothing settles, and writing is tried again until it works. After anything else that
+    goes wrong, nothing is written any more.
 
     Args:
         journal: The journal.
         on_full: Called with True when writing does not work, and with False when it does again.
-        on_lost: Called when the disk did not confirm what was written: the process has to end.
+        on_lost: Called when the disk did not confirm what was written, or something unexpected
+            happened: the process has to end.
 
     Attributes:
         end: Position after the last record appended.
@@ -58,7 +60,7 @@ class Log:
         on_lost: Callable[[Exception], None],
     ) -> None:
         self.end = journal.end
-        self.failure: OSError | None = None
+        self.failure: Exception | None = None
         self.writes = SlidingHistogram()
         self.syncs = SlidingHistogram()
         self._journal = journal
@@ -71,6 +73,7 @@ class Log:
         self._sparing = 0  # reasons why the thread writes all that comes
         self._spared_until = 0.0
         self._writing: asyncio.Task[None] | None = None
+        self._lost = False
         self._closed = False
 
     @property
@@ -88,7 +91,7 @@ class Log:
         entry = Entry(self.end, kind, parts)
         self._pending.append(entry)
         self.end = entry.end
-        if self._writing is None and not self._closed:
+        if self._writing is None and not self._closed and not self._lost:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     def check(self) -> None:
@@ -104,7 +107,13 @@ class Log:
             )
 
     async def settled(self) -> None:
-        """Returns once everything appended so far is written as safely as the mode promises."""
+        """Returns once everything appended so far is written as safely as the mode promises.
+
+        Raises:
+            UnavailableError: It will not be; see `on_lost`.
+        """
+        if self._lost:
+            raise self._never()
         if self._settled < self.end:
             future = asyncio.get_running_loop().create_future()
             self._waiters.append((self.end, future))
@@ -148,7 +157,12 @@ class Log:
                         future.set_result(None)
         except SyncError as error:
             logger.critical("%s; what was written is not known, so this process ends", error)
-            self._on_lost(error)
+            self._lose(error)
+        except Exception as error:
+            logger.critical(
+                "the journal is not written any more, so this process ends", exc_info=True
+            )
+            self._lose(error)
         finally:
             self._writing = None
 
@@ -161,7 +175,19 @@ class Log:
         if (took := time.monotonic() - begun) > _SLOW_S:
             self._spared_until = begun + took + max(_LEAST_SPARED_S, _SPARED_TIMES * took)
 
-    def _set_failure(self, error: OSError | None) -> None:
+    def _lose(self, error: Exception) -> None:
+        self._lost = True
+        self._set_failure(error)
+        for _, future in self._waiters:
+            if not future.done():
+                future.set_exception(self._never())
+        self._waiters.clear()
+        self._on_lost(error)
+
+    def _never(self) -> UnavailableError:
+        return UnavailableError(f"the journal is not written any more: {self.failure}")
+
+    def _set_failure(self, error: Exception | None) -> None:
         if (error is None) != (self.failure is None):
             if error is not None:
                 logger.error("the journal cannot be written, nothing is acked: %s", error)

@@ -7,10 +7,10 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.durable.checkpoint import write_checkpoint
@@ -21,7 +21,7 @@ from rlightning.buffer.durable.records import Kind, encode
 from rlightning.buffer.durable.recovery import Discard, Recovery, WriterMark
 from rlightning.buffer.durable.tables import TableJournal, dump_table, saved_config
 from rlightning.buffer.pipeline import Item
-from rlightning.errors import PreconditionError, ResourceExhaustedError
+from rlightning.errors import PreconditionError, ResourceExhaustedError, UnavailableError
 from rlightning.latency.histogram import EDGES_S
 from rlightning.rpc.metrics import Metrics
 from rlightning.rpc.status import DISK_FULL, NO_DATA_DIR
@@ -36,6 +36,9 @@ _LEAST_JOURNAL_BYTES = 64 * 2**20
 _LOOK_EVERY_S = 0.5
 # Requests whose answer is known if they come again.
 _MAX_DISCARDS = 4096
+_CLOSES = "no checkpoint is made, since the server stops"
+
+_T = TypeVar("_T")
 
 
 class Checkpoint(NamedTuple):
@@ -86,7 +89,8 @@ class DurableStore:
         self._position = 0  # of the journal's end, where there is no log
         self._checkpointed = 0  # position of the last checkpoint
         self._saving = asyncio.Lock()
-        self._periodic: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()  # what makes checkpoints
+        self._closing: asyncio.Task[None] | None = None
 
     # Lifecycle.
 
@@ -149,18 +153,39 @@ class DurableStore:
         if recovery.left_behind and self.durable:
             await self.checkpoint()  # so that the journal that was left behind is never read again
         await self.settled()
-        self._periodic = asyncio.create_task(self._save_from_time_to_time())
+        self._spawn(self._save_from_time_to_time(directory))
 
     async def close(self) -> None:
-        """Writes what is left and lets others use the directory."""
-        if self._periodic is not None:
-            self._periodic.cancel()
-            await asyncio.wait({self._periodic})
-        if self._log is not None:
-            await self._log.close()
-        if self._directory is not None:
-            self._directory.close()
-            self._directory = None
+        """Ends checkpoints, writes what is left and lets others use the directory.
+
+        That goes on if the wait for it is cancelled, as when a disk is slow: nobody else may have
+        the directory while a thread still writes into it. Safe to repeat.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            try:
+                if self._log is not None:
+                    await self._log.close()
+            finally:
+                if self._directory is not None:
+                    self._directory.close()
+                    self._directory = None
+
+    def _spawn(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Begins what `close` ends."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     # What happens to writers; what happens to tables they write down themselves.
 
@@ -231,12 +256,26 @@ class DurableStore:
         Raises:
             PreconditionError: There is no data directory.
             ResourceExhaustedError: The disk is full or broken; what was there before still is.
+            UnavailableError: The store closes.
         """
         directory = self._directory
         if directory is None:
             raise PreconditionError(
                 "checkpoints need a folder: set buffer.data_dir", reason=NO_DATA_DIR
             )
+        if self._closing is not None:
+            raise UnavailableError(_CLOSES)
+        task = self._spawn(self._save_alone(directory, keep))
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._closing is None:
+                raise
+            raise UnavailableError(_CLOSES) from None
+
+    async def _save_alone(
+        self, directory: DataDirectory, keep: Collection[str] | None = None
+    ) -> Checkpoint:
         async with self._saving:
             # Writers are held up while so much is written.
             with nullcontext() if self._log is None else self._log.sparing_loop():
@@ -282,7 +321,7 @@ class DurableStore:
         if self._log is not None:
             await self._log.run(lambda journal: journal.forget(position))
 
-    async def _save_from_time_to_time(self) -> None:
+    async def _save_from_time_to_time(self, directory: DataDirectory) -> None:
         interval_s = self._config.checkpoint_interval_s
         last = time.monotonic()
         while True:
@@ -294,7 +333,7 @@ class DurableStore:
             if due:
                 last = time.monotonic()
                 try:
-                    await self.checkpoint()
+                    await self._save_alone(directory)
                 except Exception:
                     logger.exception("a checkpoint failed; the next one is tried later")
 

@@ -45,6 +45,14 @@ def test_the_format_is_on_the_disk_before_it_has_its_name(
     assert title.read_text() == text
 
 
+def test_what_an_older_version_kept_for_the_next_checkpoint_goes(tmp_path: Path) -> None:
+    (tmp_path / "spare").write_text("of somebody else")
+    DataDirectory(tmp_path).close()
+    assert (tmp_path / "spare").exists(), "a new directory has nothing of an older version"
+    DataDirectory(tmp_path).close()
+    assert not (tmp_path / "spare").exists()
+
+
 def test_what_a_removed_checkpoint_took_is_kept_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from rlightning.buffer.durable.files import CorruptError, SyncError
 from rlightning.buffer.durable.journal import Entry, Journal, JournalReader, segment_starts
 from rlightning.errors import ConfigError
 from rlightning.testing import wait_until
+from rlightning.utils.memory import in_memory
 
 
 @pytest.fixture(autouse=True)
@@ -178,9 +180,24 @@ def drop(path: Path) -> None:
         pytest.skip("this file system keeps everything in memory")
 
 
+def need_word_of_memory(folder: Path) -> None:
+    """Skips where the system does not say what it holds of a file."""
+    if in_memory(folder):
+        return
+    with (folder / "asked").open("w+b", buffering=0) as file:
+        file.write(b"x")
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            pass
+        except (AttributeError, NotImplementedError, OSError) as error:
+            pytest.skip(f"this system does not say what it holds of a file: {error}")
+
+
 def test_what_the_system_would_read_from_the_disk_first_is_not_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need_word_of_memory(tmp_path)
     size = 2**20
     monkeypatch.setattr(journal, "SEGMENT_BYTES", size)
     (tmp_path / "spare-0").write_bytes(os.urandom(size))
@@ -199,7 +216,41 @@ def test_what_the_system_would_read_from_the_disk_first_is_not_short(
     assert read(tmp_path) == [b"one", b"two"]
 
 
+def raises(error: Exception) -> Callable[..., int]:
+    def preadv(*_: object) -> int:
+        raise error
+
+    return preadv
+
+
+@pytest.mark.parametrize(
+    ("preadv", "knows_flag"),
+    [
+        pytest.param(os.preadv, False, id="a Python without the flag"),
+        pytest.param(raises(NotImplementedError()), True, id="a Python without the call"),
+        pytest.param(raises(OSError(errno.EOPNOTSUPP, "")), True, id="a file system as NFS"),
+    ],
+)
+def test_where_it_cannot_be_told_only_what_is_in_memory_as_a_whole_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preadv: Callable[..., int], knows_flag: bool
+) -> None:
+    monkeypatch.setattr(journal.os, "preadv", preadv)
+    if knows_flag:
+        monkeypatch.setattr(journal.os, "RWF_NOWAIT", 8, raising=False)
+    else:
+        monkeypatch.delattr(journal.os, "RWF_NOWAIT", raising=False)
+    for whole in (False, True):
+        monkeypatch.setattr(journal, "in_memory", lambda _, whole=whole: whole)
+        folder = tmp_path / str(whole)
+        folder.mkdir()
+        written = Journal(folder, 0, power=False)
+        written.write([Entry(0, 0, [b"one"])])
+        assert written.is_short([Entry(written.end, 0, [b"two"])]) is whole
+        written.close()
+
+
 def test_what_goes_into_a_new_segment_is_short_soon(tmp_path: Path) -> None:
+    need_word_of_memory(tmp_path)
     written = Journal(tmp_path, 0, power=False)
     written.write([Entry(0, 0, [b"one"])])
     wait_until(lambda: written.is_short([Entry(written.end, 0, [b"two"])]))
@@ -218,6 +269,20 @@ def test_no_more_segments_are_kept_than_memory_has_room_for(
     kept = Journal(tmp_path, end, power=False)
     kept.forget(segment_starts(tmp_path)[5])
     assert len(list(tmp_path.glob("spare-*"))) == 2
+    kept.close()
+
+
+def test_a_segment_counts_as_large_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = write(tmp_path, [b"a" * 5000, b"b" * 5000, b"c" * 500, b"d" * 900, b"e" * 900])
+    monkeypatch.setattr(journal, "memory_limit", lambda: 8 * 7000)
+    kept = Journal(tmp_path, end, power=False)
+    starts = segment_starts(tmp_path)
+    kept.forget(starts[-1])
+    sizes = sorted(path.stat().st_size for path in tmp_path.glob("spare-*"))
+    assert sum(sizes) <= 7000 < sum(sizes) + 5000
+    assert sizes[-1] > 5000 > sizes[0], "those that have room are kept, whatever their size"
     kept.close()
 
 

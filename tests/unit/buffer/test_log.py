@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from rlightning.buffer.durable import checkpoint, store
 from rlightning.buffer.durable import journal as journal_module
 from rlightning.buffer.durable import log as module
-from rlightning.buffer.durable import store
+from rlightning.buffer.durable.directory import DataDirectory
+from rlightning.buffer.durable.files import SyncError
 from rlightning.buffer.durable.journal import Entry, Journal, JournalReader
 from rlightning.buffer.durable.log import Log
+from rlightning.errors import ConfigError, ResourceExhaustedError, UnavailableError
 from rlightning.utils.config import BufferConfig
 
 
@@ -40,6 +43,13 @@ class Watched(Journal):
 def opened(folder: Path, **options: Any) -> tuple[Watched, Log]:
     journal = Watched(folder, **options)
     return journal, Log(journal, on_full=lambda _: None, on_lost=lambda _: None)
+
+
+def stored(folder: Path, **options: Any) -> store.DurableStore:
+    config = BufferConfig(
+        type="ReplayBuffer", capacity=1, durability="process", data_dir=str(folder), **options
+    )
+    return store.DurableStore(config, {}, lambda *_: [])
 
 
 async def put(log: Log, *payloads: bytes) -> None:
@@ -171,6 +181,33 @@ async def test_the_loop_does_not_write_while_a_thread_does_what_nobody_waits_for
     assert journal.by == [(False, 1), (False, 1)]
 
 
+@pytest.mark.parametrize("error", [SyncError("fdatasync"), RuntimeError("a bug")])
+async def test_what_cannot_be_written_again_lets_nobody_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    journal, full, lost = Watched(tmp_path), list[bool](), list[Exception]()
+    log = Log(journal, on_full=full.append, on_lost=lost.append)
+    await put(log, b"one")
+    asking = iter([error])
+
+    def asked(_: Sequence[Entry]) -> bool:
+        if (raised := next(asking, None)) is not None:
+            raise raised
+        return False
+
+    monkeypatch.setattr(journal, "is_short", asked)
+    for _ in range(2):  # nor is anything written later, as if nothing had been lost
+        with pytest.raises(UnavailableError, match=f"not written any more: {error}"):
+            await asyncio.wait_for(put(log, b"two"), 20)
+    with pytest.raises(UnavailableError):
+        await log.settled()
+    with pytest.raises(ResourceExhaustedError):
+        log.check()
+    assert (full, lost, log.failure) == ([True], [error], error)
+    await log.close()
+    assert journal.by == [(False, 1)]
+
+
 async def test_the_loop_does_not_write_while_a_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,10 +224,7 @@ async def test_the_loop_does_not_write_while_a_checkpoint_is_written(
 
     monkeypatch.setattr(store, "Journal", made)
     monkeypatch.setattr(store, "write_checkpoint", written)
-    config = BufferConfig(
-        type="ReplayBuffer", capacity=1, durability="process", data_dir=str(tmp_path)
-    )
-    kept = store.DurableStore(config, {}, lambda *_: [])
+    kept = stored(tmp_path)
     kept.open()
     await kept.begin(on_full=lambda _: None, on_lost=lambda _: None)
     await kept.checkpoint()
@@ -198,3 +232,39 @@ async def test_the_loop_does_not_write_while_a_checkpoint_is_written(
     await kept.settled()
     await kept.close()
     assert journals[0].by == [(False, 1), (False, 1), (True, 1)]
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["periodic", "asked"])
+async def test_the_directory_is_let_go_once_nothing_writes_into_it_even_if_nobody_waits_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    writes, go_on, real = threading.Event(), threading.Event(), checkpoint._finish
+
+    def slow(*given: Any) -> int:
+        writes.set()
+        go_on.wait(30)
+        return real(*given)
+
+    monkeypatch.setattr(checkpoint, "_finish", slow)
+    kept = stored(tmp_path, restore="latest", checkpoint_interval_s=None if asked else 0.01)
+    kept.open()
+    await kept.begin(on_full=lambda _: None, on_lost=lambda _: None)
+    asking = asyncio.create_task(kept.checkpoint()) if asked else None
+    assert await asyncio.to_thread(writes.wait, 30)
+    closing = asyncio.create_task(kept.close())
+    await asyncio.wait({closing}, timeout=0.05)
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert closing.cancelled()
+    with pytest.raises(UnavailableError, match="stops"):
+        await kept.checkpoint()
+    with pytest.raises(ConfigError, match="is used by another process"):
+        DataDirectory(tmp_path)
+    go_on.set()
+    await asyncio.wait_for(kept.close(), 20)
+    if asking is not None:
+        with pytest.raises(UnavailableError, match="stops"):
+            await asking
+    free = DataDirectory(tmp_path)
+    assert not list(free.checkpoints.iterdir())
+    free.close()
