@@ -36,7 +36,7 @@ _LEAST_JOURNAL_BYTES = 64 * 2**20
 _LOOK_EVERY_S = 0.5
 # Requests whose answer is known if they come again.
 _MAX_DISCARDS = 4096
-_CLOSES = "no checkpoint is made, since the server stops"
+_CLOSES = "the server stops, and makes no checkpoint any more"
 
 _T = TypeVar("_T")
 
@@ -258,13 +258,13 @@ class DurableStore:
             ResourceExhaustedError: The disk is full or broken; what was there before still is.
             UnavailableError: The store closes.
         """
+        if self._closing is not None:
+            raise UnavailableError(_CLOSES)
         directory = self._directory
         if directory is None:
             raise PreconditionError(
                 "checkpoints need a folder: set buffer.data_dir", reason=NO_DATA_DIR
             )
-        if self._closing is not None:
-            raise UnavailableError(_CLOSES)
         task = self._spawn(self._save_alone(directory, keep))
         try:
             return await task

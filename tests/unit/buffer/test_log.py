@@ -265,6 +265,8 @@ async def test_the_directory_is_let_go_once_nothing_writes_into_it_even_if_nobod
     if asking is not None:
         with pytest.raises(UnavailableError, match="stops"):
             await asking
+    with pytest.raises(UnavailableError, match="stops"):
+        await kept.checkpoint()
     free = DataDirectory(tmp_path)
     assert not list(free.checkpoints.iterdir())
     free.close()
