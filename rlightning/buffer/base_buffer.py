@@ -304,7 +304,7 @@ class DataBuffer(Adding, ABC):
                 can tell.
             shuffle: Whether the order may be any.
             drop_last: With several train workers, drop what does not divide by their number, rather
-                than give some of it twice.
+                than give some of it twice. The rows of a rollout have to divide.
             where: What a transition must be to be drawn; all of a sequence must be so.
             out: What an earlier call returned for batches of this size, to be written anew and
                 returned: its arrays must not be in use any more. For one storage of this process;

@@ -33,7 +33,8 @@ def meta_of(metas: Mapping[str, EnvMeta] | None, env_id: str) -> EnvMeta:
         return EnvMeta(env_id)
     if env_id in metas:
         return metas[env_id]
-    parent = metas.get(env_id.rpartition("/")[0])
+    parent_id, slash, _ = env_id.rpartition("/")
+    parent = metas.get(parent_id) if slash else None
     if parent is None:
         raise KeyError(f"env {env_id!r} is none of {sorted(metas)}")
     return replace(parent, env_id=env_id, num_envs=1)

@@ -19,6 +19,7 @@ from rlightning.buffer.remote_buffer import BufferClient, BufferStatus, InsertCl
 from rlightning.buffer.sampler import AllDataSampler, Sampler, deal
 from rlightning.buffer.sharded_client import ShardedSampleClient
 from rlightning.buffer.shards import unpack
+from rlightning.buffer.shares import indivisible
 from rlightning.buffer.utils.indexing import as_index
 from rlightning.buffer.utils.layout import iter_arrays, map_arrays
 from rlightning.buffer.utils.utils import (
@@ -393,6 +394,7 @@ class RemoteShards:
         self._loop = shared_loop()
         self._samples: ShardedSampleClient | None = None
         self._where: Where | None = None
+        self._kept: tuple[Any, bool] | None = None
 
     def close(self) -> None:
         """Ends the connections."""
@@ -415,7 +417,7 @@ class RemoteShards:
         Raises:
             DeadlineExceededError: There was no batch within `storage.timeout_s`.
             UnavailableError: A server is away, or a producer silent; the reason says which.
-            ReplayError: A rollout has fewer rows than there are train workers.
+            ReplayError: The rows of a rollout cannot be shared equally. The next call gets it.
         """
         if self._config.type == "ReplayBuffer" and batch_size is None:
             if not isinstance(sampler, AllDataSampler):
@@ -429,8 +431,9 @@ class RemoteShards:
             return [columns]
         axis = int(self._config.type == "RolloutBuffer")  # [T, N, ...]: each has rows of its own
         count = len(columns) if lengths else next(iter_arrays(columns)).shape[axis]
-        if axis and count < workers:
-            raise ReplayError(f"a rollout of {count} rows for {workers} train workers")
+        if axis and count % workers:
+            self._kept = columns, lengths
+            raise ReplayError(indivisible(count, workers))
         parts = deal(np.arange(count), workers, drop_last=drop_last)
         if lengths:
             return [[columns[i] for i in part] for part in parts]
@@ -443,7 +446,10 @@ class RemoteShards:
             await storage.flush()
         if self._samples is not None and where != self._where:
             await self._samples.close()
-            self._samples = None
+            self._samples = self._kept = None
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            return kept
         if self._samples is None:
             samples = ShardedSampleClient(
                 self._config, batch_size=batch_size, where=where, prefetch=0, **self._dial

@@ -60,13 +60,14 @@ class RolloutBuffer(DataBuffer):
         """Draws a batch as `DataBuffer.sample` does, and drops everything that is stored.
 
         Of buffer servers it is their next rollout, [T, N, ...], with the rows of all of them; of
-        several train workers each gets rows of its own.
+        several train workers each gets as many rows of its own, whatever `drop_last` says.
 
         Raises:
             BufferEmptyError: Nothing is stored.
             ValueError: `batch_size` is larger than what is stored.
-            ReplayError: The transitions here are rollouts; take them from `rollouts`. Or a rollout
-                of buffer servers has fewer rows than there are train workers.
+            ReplayError: The transitions here are rollouts; take them from `rollouts`. Or the
+                rows of a rollout of buffer servers do not divide by the number of train workers;
+                nothing is lost: the next call gets it.
         """
         if self._remote is not None:
             return super().sample(batch_size, shuffle, drop_last, where=where, out=out)

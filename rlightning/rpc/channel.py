@@ -99,6 +99,8 @@ class Channel:
         """Drops the connection, whatever it is in; calls that are open end with UNAVAILABLE.
 
         The next call makes another one. A function that was returned before calls over the old one.
+        Before Python 3.11, a task whose call ends by this and that is cancelled before it has seen
+        so gets the UNAVAILABLE, too, and not its CancelledError.
 
         Args:
             connection: Drop this one only: if there is another one by now, keep that. None: drop
@@ -149,7 +151,8 @@ def own_cancellation(given_up: bool) -> bool:
     """Tells whether a CancelledError is meant for this task, rather than for the call it awaits.
 
     Args:
-        given_up: Whether the call was given up here; all that is known before Python 3.11.
+        given_up: Whether the call was given up here. All that is known before Python 3.11: a
+            CancelledError is the task's unless this is so.
     """
     task = asyncio.current_task()
     cancelling = getattr(task, "cancelling", None)
@@ -242,17 +245,28 @@ async def stream_unary(
         RemoteError: The call failed; its class tells how.
     """
     call = channel.stream_unary(method)(timeout=timeout)
+
+    async def write() -> None:
+        try:
+            async for request in requests:
+                await call.write(_encode(channel, method, request))
+            await call.done_writing()
+        except (asyncio.InvalidStateError, grpc.aio.UsageError):
+            pass  # the server has answered already; what it said comes next
+
+    # A write that waits for the connection does not notice that its call has ended.
+    writing = asyncio.create_task(write())
+    call.add_done_callback(lambda _: writing.cancel())
     try:
         with channel.call_errors(method):
-            try:
-                async for request in requests:
-                    await call.write(_encode(channel, method, request))
-                await call.done_writing()
-            except (asyncio.InvalidStateError, grpc.aio.UsageError):
-                pass  # the server has answered already; what it said comes next
+            await asyncio.wait({writing})
+            if not writing.cancelled():
+                writing.result()
             data: bytes = await call
     finally:
         call.cancel()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
     return _decode(channel, response_type, data)
 
 

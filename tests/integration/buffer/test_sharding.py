@@ -375,8 +375,16 @@ def test_a_rollout_buffer_takes_rollouts_of_servers(tmp_path: Path) -> None:
         assert len(parts) == 2
         buffer.init_storage_table([env.env_id], train_worker_num=3)
         add_rollout()
-        with pytest.raises(ReplayError, match="a rollout of 2 rows for 3 train workers"):
-            buffer.sample()
+        for drop_last in (True, False):
+            with pytest.raises(ReplayError, match="world_size 3: the 2 rows .* do not divide"):
+                buffer.sample(drop_last=drop_last)
+        buffer.init_storage_table([env.env_id], train_worker_num=2)
+        again = buffer.sample()  # what was refused is not lost
+        for row, part in enumerate(again):
+            assert part["reward"].shape == (8, 1)
+            assert (part["observation"][..., 0] == env.rows[row]).all()
+            assert part["observation"].min() >= parts[row]["observation"].min()
+            assert not np.array_equal(part["observation"], parts[row]["observation"])
     finally:
         buffer.close()
         server.kill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import numpy as np
@@ -12,10 +12,13 @@ import pytest
 
 from rlightning.errors import (
     AlreadyExistsError,
+    DeadlineExceededError,
     PreconditionError,
     ResourceExhaustedError,
     UnavailableError,
 )
+from rlightning.policy.transfer import send_weights
+from rlightning.rpc import channel as channels
 from rlightning.rpc.channel import connect, stream_unary, unary, unary_stream
 from rlightning.rpc.handlers import EOF
 from rlightning.rpc.stream import Stream
@@ -588,6 +591,54 @@ async def test_a_connection_that_is_given_up_cancels_nobody_who_shares_it():
         for client in clients:
             assert (await client.ask()).seq == 1
             await client.session.close()
+
+
+@asynccontextmanager
+async def silent():
+    """Yields a channel to what accepts connections and says nothing, and those it accepted."""
+    accepted = []
+    server = await asyncio.start_server(lambda *streams: accepted.append(streams), "127.0.0.1", 0)
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+    try:
+        async with connect(address, rpc=FAST) as channel:
+            yield channel, accepted
+    finally:
+        for _, writer in accepted:
+            writer.close()
+        server.close()
+
+
+async def one_chunk():
+    yield pb.PublishWeightsRequest(chunk=b"1")
+
+
+async def test_a_stream_to_a_service_that_never_answered_ends_with_its_connection():
+    def publish(timeout):
+        method, response = f"/{EchoService.name}/PublishWeights", pb.PublishWeightsResponse
+        return stream_unary(channel, method, one_chunk(), response, timeout=timeout)
+
+    async with silent() as (channel, accepted):
+        call = asyncio.create_task(publish(20))
+        await assert_eventually(lambda: accepted)
+        await channel.renew()
+        with pytest.raises(UnavailableError, match="the connection was given up"):
+            await asyncio.wait_for(call, 10)
+        with pytest.raises(DeadlineExceededError):
+            await asyncio.wait_for(publish(0.2), 20)
+
+
+async def test_a_task_is_cancelled_where_nothing_tells_for_whom_that_was_meant(monkeypatch):
+    # As before Python 3.11.
+    monkeypatch.setattr(channels, "own_cancellation", lambda given_up: not given_up)
+    async with silent() as (channel, accepted):
+        send = send_weights(channel, 1, b"x", learner_id="a", timeout_s=60)
+        publishing = asyncio.create_task(send)
+        await assert_eventually(lambda: accepted)
+        await channel.renew()
+        await assert_eventually(lambda: len(accepted) == 2)  # it tries again
+        publishing.cancel()
+        await asyncio.wait({publishing}, timeout=10)
+        assert publishing.cancelled()
 
 
 async def test_a_callback_that_raises_fails_the_session_and_not_silently(caplog):

@@ -456,6 +456,13 @@ def test_preprocessors_see_every_observation_of_a_transition() -> None:
     np.testing.assert_array_equal(columns["reward"], [10, 10])
 
 
+def test_an_env_without_an_id_lets_no_other_env_in() -> None:
+    buffer = ReplayBuffer(BufferConfig(type="ReplayBuffer", capacity=10))
+    buffer.init([EnvMeta("")])
+    with pytest.raises(KeyError, match=r"env 'env' is none of \[''\]"):
+        add(buffer, 1)
+
+
 def test_own_preprocess_functions_decide_what_is_stored() -> None:
     def preprocess(data: dict, env_ret: Any, response: Any, *functions: Any) -> dict:
         assert len(functions) == 4
