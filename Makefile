@@ -131,7 +131,7 @@ bench: $(VENV)/.dev  ## Measure everything; prints the tables of benchmarks/RESU
 bench-hosted: $(SIMS)/.done  ## Measure hosted envs beside gymnasium's AsyncVectorEnv and envpool.
 	$(SIMS)/bin/python -m benchmarks hosted
 
-bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly; fail where one is 2.5 times past its bound.
+bench-smoke: $(VENV)/.dev  ## Measure the main ratios briefly; fail where one is three times past its bound.
 	$(BIN)/python -m benchmarks smoke
 
 bench-peers: $(VENV)/.ray  ## Measure acting and batching against Ray's actors and TorchRL's inference server.
