@@ -32,11 +32,14 @@ from tests.integration.durability.test_restarts import durable, ends
 from tests.unit.buffer.scripted import ScriptedEnv, answer
 
 
-async def keeps_what_it_acked(folder: Path) -> bool:
-    """Tells whether a server has, after a crash, every message that was acked before it."""
+async def keeps_what_it_acked(folder: Path, disk_s: float = 0.05) -> bool:
+    """Tells whether a server has, after a crash, every message that was acked before it.
+
+    Each write takes the disk `disk_s` seconds.
+    """
     env = ScriptedEnv(2)
     async with durable(folder) as buffers, inserting(buffers.address, env.meta) as writer:
-        with armed("journal.before_write=sleep:0.05"):  # a slow disk
+        with armed(f"journal.before_write=sleep:{disk_s}"):
             env_ret = env.reset()
             for _ in range(20):
                 await writer.insert(env_ret, answer(env_ret))
@@ -61,18 +64,24 @@ async def _at_once(_: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "line", "instead"),
+    ("owner", "line", "instead", "disk_s"),
     [
-        (DurableStore, "insert", lambda *_: None),  # the record
-        (DurableStore, "settled", _at_once),  # the ack waits for it
-        (InsertHandler, "take_over", lambda _: None),  # how far writers were
+        (DurableStore, "insert", lambda *_: None, 0.05),  # the record
+        # The ack waits for it: all others would come before the second write is done.
+        (DurableStore, "settled", _at_once, 1.0),
+        (InsertHandler, "take_over", lambda _: None, 0.05),  # how far writers were
     ],
 )
 async def test_it_does_not_without(
-    owner: Any, line: str, instead: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Any,
+    line: str,
+    instead: Any,
+    disk_s: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(owner, line, instead)
-    assert not await keeps_what_it_acked(tmp_path / "data")
+    assert not await keeps_what_it_acked(tmp_path / "data", disk_s)
 
 
 async def stores_once_what_comes_twice(folder: Path) -> bool:
