@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import time
-from types import TracebackType
 
 from typing_extensions import Self
 
@@ -55,12 +54,7 @@ class LearnerHealth:
             self._watching = shared_loop().submit(self._watch())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._watching is None:
             return
         self._watching.cancel()
