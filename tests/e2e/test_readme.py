@@ -33,8 +33,9 @@ def test_a_snippet_that_attaches_runs(tmp_path):
                 )
                 process.send_signal(signal.SIGINT)
                 process.wait(20)
+                # At once, or once its lease and the time to come back are over.
                 wait_until(
-                    lambda: cluster.env.describe().stats["groups_attached"] == 0, 20, "not gone"
+                    lambda: cluster.env.describe().stats["groups_attached"] == 0, 60, "not gone"
                 )
             finally:
                 process.kill()

@@ -13,7 +13,6 @@ from tests.integration.env.attaching import (
     CLI,
     COUNT,
     ECHO,
-    KEEPING,
     PATIENCE_S,
     cluster,
     left,
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.timeout(120)
 async def test_the_command_attaches_until_ctrl_c(tmp_path, what):
     cart = what == "gymnasium"
     env, policy = (CART, {"model_cfg": {"hidden": [8]}}) if cart else (COUNT, ECHO)
-    async with cluster(env, policy, KEEPING) as running:
+    async with cluster(env, policy) as running:
         command = ["-c", CLI, "attach", what, "--server", running.env_address, "--name", "robot"]
         if cart:
             command += ["--task", "CartPole-v1", "--num-envs", "2", "--set", "env.seed=1"]

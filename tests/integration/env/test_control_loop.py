@@ -24,7 +24,6 @@ from tests.integration.env.attaching import (
     CLI,
     ECHO,
     FAST,
-    KEEPING,
     PATIENCE_S,
     Cluster,
     attached,
@@ -480,7 +479,7 @@ async def test_an_env_that_fails_is_reset_and_goes_on():
 
 
 async def test_the_command_says_every_second_how_the_loop_fares(tmp_path):
-    async with cluster(rpc=KEEPING) as running:
+    async with cluster() as running:
         task = "tests.integration.pairing.env:Endless"
         command = ["-c", CLI, "attach", task, "--server", running.env_address]
         command += ["--name", "robot", "--control-hz", "20", "--on-late", "zero"]
