@@ -157,6 +157,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
         self._token = ""
         self._stream: ClientStream | None = None
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
         self._welcomed = asyncio.Event()
         self._welcomes = 0
         self._last_error: RemoteError | None = None
@@ -194,6 +195,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
             RemoteError: The server refused the session.
             UnavailableError: No connection within the time; says why.
         """
+        self._closing = False
         self._task = asyncio.create_task(self._run())
         welcomed = asyncio.create_task(self._welcomed.wait())
         waiting = {welcomed, self._task}
@@ -212,7 +214,11 @@ class SessionClient(Generic[RequestT, ResponseT]):
         raise UnavailableError(f"no answer within {timeout_s:g} s", peer=self.peer)
 
     async def close(self) -> None:
-        """Ends the session in order, waiting at most a second for the server. Safe to repeat."""
+        """Ends the session in order. Safe to repeat.
+
+        Waits at most a second until what is to be sent is, and another one for the server.
+        """
+        self._closing = True
         stream = self._stream
         if stream is not None:
             await stream.half_close(self._heartbeat(CLIENT_STATE_LEAVING))
@@ -308,6 +314,8 @@ class SessionClient(Generic[RequestT, ResponseT]):
                 await self._connect_once()
                 return  # half-closed by this side
             except RemoteError as error:
+                if self._closing:
+                    return  # the next one would take the session over, and be cut off
                 if not isinstance(error, _RETRIED) and not status.is_passing(error):
                     self._fail(error)
                     return

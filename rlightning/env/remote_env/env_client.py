@@ -304,8 +304,10 @@ class RemoteEnvClient:
             while env_ret is not None and not (self._stop_asked or self.is_finish()):
                 asking = asyncio.ensure_future(link.ask(await self._to_send(env_ret)))
                 await asyncio.wait({asking, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if not asking.done():  # told to stop; this step is at the server already
-                    asking.cancel()
+                if not asking.done():  # told to stop
+                    # Cancelled in a write, it would end the stream, and no farewell would go out.
+                    # Closing the link ends it.
+                    asking.add_done_callback(lambda task: task.cancelled() or task.exception())
                     return
                 response = asking.result()
                 self._policy_version = getattr(response, "policy_version", 0)

@@ -128,11 +128,13 @@ class PacedLink(AttachLink):
 
     async def close(self) -> None:
         """Ends the session in order and closes the connection."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        await super().close()
+        try:
+            await super().close()  # first: a task cancelled in a write would end the stream
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
 
     async def _send_all(self) -> None:
         try:

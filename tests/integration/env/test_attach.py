@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from contextlib import ExitStack
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from rlightning.errors import EnvError
+from rlightning.rpc.client_stream import ClientStream
 from rlightning.testing import FaultProxy, ServerProcess, assert_eventually
 from rlightning.v1.session_pb2 import CLIENT_STATE_RESETTING
 from tests.integration.env.attaching import (
@@ -281,6 +283,44 @@ async def test_a_step_that_comes_twice_is_taken_once():
         await client.send((seq + 1, False), (seq + 2, False), (seq + 3, True))
         assert (await client.answer())[0] == seq + 3
         assert running.service._attached.env_steps == 23
+
+
+async def test_a_client_that_is_stopped_in_a_write_gives_its_place_back(monkeypatch):
+    writing, begin = threading.Event(), ClientStream.__init__
+
+    class Slow:
+        """A call whose third write takes a while, and ends it if cancelled, as gRPC's do."""
+
+        def __init__(self, call):
+            self.call, self.writes = call, 0
+
+        def __getattr__(self, name):
+            return getattr(self.call, name)
+
+        async def write(self, data):
+            self.writes += 1
+            if self.writes == 3:  # hello, the first step, another one
+                writing.set()
+                try:
+                    await asyncio.sleep(0.2)
+                except asyncio.CancelledError:
+                    self.call.cancel()
+                    raise
+            await self.call.write(data)
+
+    def begin_slowly(stream, channel, method):
+        begin(stream, channel, method)
+        if method.endswith("/Attach"):
+            stream.call = Slow(stream.call)
+
+    monkeypatch.setattr(ClientStream, "__init__", begin_slowly)
+    async with cluster(rpc=KEEPING) as running:
+        async with attached(running.env_address, Counting()) as client:
+            await assert_eventually(writing.is_set, PATIENCE_S)
+            client.stop()
+            await assert_eventually(lambda: client.outcome, PATIENCE_S)
+            assert client.outcome == [None]
+            await left(running)
 
 
 async def test_a_client_that_has_finished_leaves_its_last_outcome():
