@@ -86,6 +86,7 @@ def test_native_rows_of_cartpole():
     with env_server(hosted(num_envs=8)) as server:
         envs = RemoteVectorEnv(server.address)
         observation, _ = envs.reset(seed=0)
+        envs.action_space.seed(0)
         assert observation.shape == (8, 4)
         observation[:] = 0  # the caller's own
         ends = 0
@@ -111,6 +112,7 @@ def test_wrappers_of_gymnasium_go_around_it():
     with env_server(hosted(num_envs=4)) as server:
         envs = gym.wrappers.vector.RecordEpisodeStatistics(RemoteVectorEnv(server.address))
         envs.reset(seed=3)
+        envs.action_space.seed(3)
         for _ in range(60):
             envs.step(envs.action_space.sample())
         assert len(envs.return_queue) > 4
