@@ -45,8 +45,8 @@ def test_a_replica_is_killed_and_the_run_goes_on(role, tmp_path):
 
         wait_until(lambda: newest() > 2, 60)
         os.kill(replica(command, role, 0), signal.SIGKILL)
-        command.wait_for(f"the {role} server 0 was killed by SIGKILL", 10)
-        again = command.wait_for(rf"^  (\S.*{role}_server .*{role}-0\.yaml.*)$", 10)[1]
+        command.wait_for(f"the {role} server 0 was killed by SIGKILL", 30)
+        again = command.wait_for(rf"^  (\S.*{role}_server .*{role}-0\.yaml.*)$", 30)[1]
         before = newest()
         wait_until(lambda: newest() > before + 1, 30, "the run stands still")
         stack.enter_context(Command(*shlex.split(again), cwd=tmp_path, command=()))

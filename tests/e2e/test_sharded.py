@@ -81,7 +81,7 @@ def test_a_shard_is_killed_left_out_and_comes_back(tmp_path):
 
         wait_until(lambda: newest() > 2, 60)
         os.kill(buffer_servers(command)[1], signal.SIGKILL)
-        again = command.wait_for(r"^  (\S.*buffer_server .*buffer-1\.yaml.*)$", 10)[1]
+        again = command.wait_for(r"^  (\S.*buffer_server .*buffer-1\.yaml.*)$", 30)[1]
         before = newest()
         wait_until(
             lambda: newest() > before + 1, 30

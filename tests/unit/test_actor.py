@@ -208,7 +208,7 @@ async def test_an_answer_is_executed_in_the_episode_that_asked_and_no_other():
         return response
 
     policy.act = act_while_a_reset_is_asked_for
-    await asyncio.wait_for(run_actor(env, policy, buffer, control=control), 10)
+    await asyncio.wait_for(run_actor(env, policy, buffer, control=control), 30)
     # The answer to 1 is executed before the reset, and nothing of before after it.
     assert env.executed == [-1.0, 1.0, -2.0, 3.0]
     assert [item[::3] for item in buffer.items[:4]] == [
@@ -228,7 +228,7 @@ async def test_a_full_buffer_holds_the_env():
         await asyncio.sleep(0)
     assert (len(buffer.items), env.steps) == (1, 0)
     buffer.gate.set()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 30)
 
 
 async def test_pause_and_resume():
@@ -248,7 +248,7 @@ async def test_pause_and_resume():
         await asyncio.sleep(0)
     assert (env.steps, len(policy.asked)) == (steps, asked)
     control.start()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 30)
     assert [item[0] for item in buffer.items] == [-1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
@@ -264,7 +264,7 @@ async def test_a_reset_can_be_asked_for():
     control.start()
     await until(lambda: len(buffer.items) >= before + 2)
     control.stop()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 30)
     assert [item[::3] for item in buffer.items[before : before + 2]] == [
         (-2.0, True),
         (before + 1.0, False),
@@ -277,7 +277,7 @@ async def test_stop_ends_a_paused_actor_and_one_that_waits():
     await asyncio.sleep(0)
     control.stop()
     control.pause()  # comes too late
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 30)
     assert not control.running
 
     control = ActorControl()
@@ -288,7 +288,7 @@ async def test_stop_ends_a_paused_actor_and_one_that_waits():
 
     policy = FakePolicy()
     policy.act = act
-    await asyncio.wait_for(run_actor(FakeEnv(), policy, None, control=control), 10)
+    await asyncio.wait_for(run_actor(FakeEnv(), policy, None, control=control), 30)
 
 
 async def test_waiting_for_idle_actors_is_bounded():

@@ -113,7 +113,7 @@ async def run(
     control, stats = ActorControl(), ActorStats()
     buffer = Kept(control, enough)
     chunks = ChunkedActions(policy, buffer, SPACE, ahead=ahead)
-    await asyncio.wait_for(run_actor(env, chunks, chunks, control=control, stats=stats), timeout=10)
+    await asyncio.wait_for(run_actor(env, chunks, chunks, control=control, stats=stats), timeout=30)
     await chunks.finish()
     return buffer, chunks, stats
 
@@ -208,7 +208,7 @@ async def test_a_stop_does_not_wait_for_what_was_asked_ahead() -> None:
     while len(policy.asked) < 2:
         await asyncio.sleep(0)
     control.stop()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 30)
     await chunks.finish()
     assert len(buffer.items) == len(env.executed) + 1
     assert buffer.plans[:2] == [1, 0]

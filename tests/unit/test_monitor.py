@@ -79,14 +79,14 @@ def watch(tmp_path, monkeypatch):
 def test_the_target_needs_the_mean_of_enough_episodes_and_a_number(watch, returns):
     backend = FakeBackend(make_state(1, *returns), make_state(1))
     with watch(backend) as monitor:
-        assert backend.seen.wait(5)
+        assert backend.seen.wait(30)
         assert not monitor.reached.is_set()
 
 
 def test_the_target_is_the_mean_of_the_last_episodes(watch):
     backend = FakeBackend(make_state(1, 0.0, 9.0), make_state(2, 11.0), make_state(2))
     with watch(backend) as monitor:
-        assert monitor.reached.wait(5)
+        assert monitor.reached.wait(30)
     assert monitor.progress.mean_return == 10.0
     assert monitor.progress.episodes == 3
     assert monitor.progress.policy_version == 3
@@ -96,7 +96,7 @@ def test_what_was_reached_is_kept_beside_the_last_mean(watch):
     late = make_state(4, 0.0)
     backend = FakeBackend(make_state(1, 0.0, 9.0), make_state(2, 11.0), late, make_state(4))
     with watch(backend, env_steps=100) as monitor:
-        assert backend.seen.wait(5)
+        assert backend.seen.wait(30)
     progress = monitor.progress
     assert (progress.mean_return, progress.reached_return, progress.reached_steps) == (5.5, 10, 102)
     assert monitor.reached.is_set()
@@ -107,7 +107,7 @@ def test_what_was_reached_is_kept_beside_the_last_mean(watch):
 def test_every_episode_is_recorded_once(watch):
     backend = FakeBackend(make_state(1, 1.0, 2.0), make_state(2, 3.0), make_state(2))
     with watch(backend):
-        assert backend.seen.wait(5)
+        assert backend.seen.wait(30)
     rows = list(csv.DictReader(watch.run.episodes.read_text().splitlines()))
     assert [row["return"] for row in rows] == ["1.0", "2.0", "3.0"]
 
@@ -118,7 +118,7 @@ def test_an_env_that_fails_is_told_of_once(watch, monkeypatch):
     cut = ClusterState(1, [make_episode(5.0, "cut"), make_episode(6.0, "cut")], 3, {})
     backend = FakeBackend(make_state(1, 1.0), cut, cut, make_state(2))
     with watch(backend) as monitor:
-        assert backend.seen.wait(5)
+        assert backend.seen.wait(30)
     assert len(told) == 1
     assert told[0].startswith("env e failed in the middle of an episode and was reset")
     assert monitor.progress.mean_return == 1.0
@@ -127,7 +127,7 @@ def test_an_env_that_fails_is_told_of_once(watch, monkeypatch):
 def test_an_absent_service_is_not_the_end(watch):
     backend = FakeBackend(UnavailableError("gone"), make_state(7))
     with watch(backend) as monitor:
-        assert backend.seen.wait(5)
+        assert backend.seen.wait(30)
         monitor.check()
     assert monitor.progress.env_steps == 7
 
@@ -135,14 +135,14 @@ def test_an_absent_service_is_not_the_end(watch):
 def test_steps_count_on_from_a_checkpoint(watch):
     backend = FakeBackend(make_state(7), make_state(7))
     with watch(backend, env_steps=100) as monitor:
-        assert backend.seen.wait(5)
+        assert backend.seen.wait(30)
     assert monitor.progress.env_steps == 107
     assert monitor.progress.steps_before == 100
 
 
 def test_any_other_error_reaches_the_trainer(watch):
     with watch(FakeBackend(ZeroDivisionError(), make_state(1))) as monitor:
-        assert monitor.failed.wait(5)
+        assert monitor.failed.wait(30)
         with pytest.raises(ZeroDivisionError):
             monitor.check()
 

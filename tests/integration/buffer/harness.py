@@ -168,7 +168,7 @@ class RawWriter:
         await self.call.write(writer.finish(request))
 
     async def read(self) -> pb.InsertResponse:
-        data = await asyncio.wait_for(self.call.read(), 5)
+        data = await asyncio.wait_for(self.call.read(), 30)
         return Reader(pb.InsertResponse, data).message
 
     async def acked(self, seq: int) -> None:

@@ -172,7 +172,7 @@ async def test_both_sides_are_told_when_they_wait_for_each_other() -> None:
         with pytest.raises(PreconditionError) as sampled:
             await learner.next_batch(10)
         with pytest.raises(PreconditionError) as inserted:
-            await asyncio.wait_for(acting_task, 10)
+            await asyncio.wait_for(acting_task, 30)
         for error in (sampled.value, inserted.value):
             assert error.reason == "BLOCKED"
             for part in ("inserted 15", "sampled 0", "size 15", "samples_per_insert 1"):
@@ -200,7 +200,7 @@ async def test_a_full_table_that_nobody_samples_holds_another_that_somebody_wait
         with pytest.raises(PreconditionError, match=message):
             await learner.next_batch(10)
         with pytest.raises(PreconditionError, match=message):
-            await asyncio.wait_for(acting_task, 10)
+            await asyncio.wait_for(acting_task, 30)
 
 
 async def test_the_two_sides_of_one_process_are_told_as_well() -> None:
@@ -221,5 +221,5 @@ async def test_the_two_sides_of_one_process_are_told_as_well() -> None:
     with pytest.raises(PreconditionError, match="neither can go on"):
         await buffer.next_batch(10, batch_size=9)
     with pytest.raises(PreconditionError, match="inserted 5, sampled 0"):
-        await asyncio.wait_for(writing, 5)
+        await asyncio.wait_for(writing, 30)
     assert buffer.table.buffer.size() == 5

@@ -67,7 +67,7 @@ class RawLearner:
         )
 
     async def read(self) -> pb.SampleResponse:
-        return pb.SampleResponse.FromString(await asyncio.wait_for(self.call.read(), 5))
+        return pb.SampleResponse.FromString(await asyncio.wait_for(self.call.read(), 30))
 
     async def batch(self) -> tuple[int, bytes]:
         """Reads one batch; returns its number and its bytes."""

@@ -374,7 +374,7 @@ async def test_the_slot_of_a_client_that_is_gone_is_free_after_its_lease(tmp_pat
                 return group not in await running.env_ids()
 
             await assert_eventually(free, PATIENCE_S)
-            assert time.monotonic() - begin < FORGETFUL.lease_s + 3
+            assert time.monotonic() - begin < FORGETFUL.lease_s + 15
             assert running.service._groups[0].env_steps > hosted
             assert not running.service.failure.done()
             if how == "freeze":

@@ -35,7 +35,7 @@ def client(host, port, name, env=None):
         yield remote
     finally:
         remote.stop()
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()
         remote.close()
 
@@ -119,7 +119,7 @@ def test_clients_attach_to_a_server_of_the_group():
         group.step_async(answers(batch))
         seen = []
         while len(seen) < 2:
-            batch, _ = group.collect_async(timeout=5.0)
+            batch, _ = group.collect_async(timeout=30)
             seen += batch.ids()
         assert set(seen) == ids
         assert one.status.state == "running"
@@ -143,7 +143,7 @@ def test_the_interface_of_the_server_itself():
         (first,) = server.reset()
         env_id = first.env_id
         server.step_async([PolicyResponse(env_id, action=first.observation[:, :3])])
-        (second,) = server.collect_async(timeout=10.0)
+        (second,) = server.collect_async(timeout=30)
         third = server.step(PolicyResponse(env_id, action=second.observation[:, :3]))
         assert third.observation[0, 3] == 0
         assert server.init().num_envs == 1

@@ -376,7 +376,7 @@ async def test_a_driver_steps_the_env_of_a_client():
             await asyncio.sleep(0.2)
             assert not waiting.done()
             async with attached(server.address, Counting()) as robot:
-                await asyncio.wait_for(waiting, 10)
+                await asyncio.wait_for(waiting, 30)
                 assert (await client.describe()).external_env_ids == ["attached/robot"]
                 with pytest.raises(PreconditionError, match="takes no seed"):
                     await client.reset("attached/robot", seed=1)

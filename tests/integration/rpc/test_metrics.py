@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def fetch(address):
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
         return answer.read().decode()
 
 

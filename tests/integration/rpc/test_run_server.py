@@ -167,7 +167,7 @@ async def test_a_frozen_server_is_noticed_by_its_lease_and_resumed_after_a_thaw(
             server.freeze()
             begun = time.monotonic()
             await assert_eventually(lambda: not client.session.connected)
-            assert FAST.lease_s * 0.5 < time.monotonic() - begun < FAST.lease_s + 3
+            assert FAST.lease_s * 0.5 < time.monotonic() - begun < FAST.lease_s + 15
             server.thaw()
             assert (await client.ask()).seq == 2
             assert client.session.resumed

@@ -47,7 +47,7 @@ class Scripted(BaseEnv):
         return EnvRet(self.env_id, "reset", info=kwargs)
 
     def step(self, policy_resp):
-        assert self.gate.wait(10)
+        assert self.gate.wait(30)
         if self.fails:
             raise RuntimeError("broken")
         self.calls.append("step")
@@ -279,7 +279,7 @@ def test_collect_async_with_a_timeout():
     assert batch.ids() == (env_group.env_ids[0],)
     env_group.env_list[1].gate.set()
     with pytest.warns(UserWarning, match="takes no part"):
-        batch, _ = env_group.collect_async(timeout=5, wait_all=True)
+        batch, _ = env_group.collect_async(timeout=30, wait_all=True)
     assert batch.ids() == (env_group.env_ids[1],)
     env_group.close()
 
@@ -423,7 +423,7 @@ def test_throughput_is_per_group_and_zero_when_idle(monkeypatch):
     assert stats.pop("env_throughput_sync") == pytest.approx(12 / 5)
     assert stats.pop("env_step_count") == 12
     assert list(stats) == [f"env_step_{name}_s" for name in ("mean", "p50", "p90", "p99", "max")]
-    assert 0 < stats["env_step_p50_s"] <= stats["env_step_p99_s"] <= stats["env_step_max_s"] < 1
+    assert 0 < stats["env_step_p50_s"] <= stats["env_step_p99_s"] <= stats["env_step_max_s"] < 10
     assert other.get_stats() == {}
     now[0] += 20
     assert env_group.get_stats()["env_throughput_sync"] == 0.0

@@ -68,7 +68,7 @@ async def test_rows_remember_the_same_whatever_shares_the_batch() -> None:
     observations = rng.standard_normal((steps, sum(sizes), 4), np.float32)
     ended = rng.random((steps, sum(sizes))) < 0.3
     ends = np.cumsum(sizes)
-    async with running(max_wait_us=10_000_000) as host:
+    async with running(max_wait_us=60_000_000) as host:
         groups = [LocalPolicy(host, meta(size)) for size in sizes]
         for group in groups:
             await group.start()
@@ -163,7 +163,7 @@ async def test_an_action_that_is_no_number_is_no_step_of_that_group_alone() -> N
             return PolicyResponse("env", action=after, next_state=after)
 
     with patch("rlightning.policy.host.build_policy", lambda c, r: Sums(c, r)):
-        async with running(max_wait_us=10_000_000) as host:
+        async with running(max_wait_us=60_000_000) as host:
             async with local(host, 2) as good, local(host, 2) as bad:
 
                 async def both(mine: list[float], theirs: list[float]) -> list[Any]:
