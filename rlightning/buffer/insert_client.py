@@ -325,8 +325,13 @@ class InsertClient:
         assert session is not None
         while self._unsent:
             sent = self._unsent.popleft()
-            if sent.epoch == session.epoch:  # or the welcome since then has sent it
+            if sent.epoch != session.epoch:
+                continue  # the welcome since then has sent it
+            try:
                 await session.send(sent.data)
+            except asyncio.CancelledError:
+                self._unsent.appendleft(sent)  # it may have waited for its turn to be written
+                raise
 
     def _send_late(self) -> None:
         """Sends items that have waited long enough for others."""
@@ -396,6 +401,7 @@ class InsertClient:
 
         A number that comes again is answered with an ack at once.
         """
+        await self._send_next()  # or the question would be taken for the message itself
         session, oldest = self._session, self._window.first
         if oldest is None:
             return False

@@ -402,3 +402,26 @@ async def test_no_writer_counts_to_a_number_that_no_checkpoint_can_hold(tmp_path
             await writer.acked(2**62)
         async with asking(buffers.address) as client:
             await client.checkpoint()
+
+
+async def test_an_item_of_a_caller_that_was_cancelled_before_its_turn_is_sent_all_the_same() -> (
+    None
+):
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server() as buffers,
+        inserting(buffers.address, env.meta, window_items=2) as client,
+    ):
+        env_ret = env.reset()
+        assert client._session is not None
+        assert client._session._stream is not None
+        async with client._session._stream._lock:  # as while a heartbeat is written
+            waiting = asyncio.create_task(client.insert(env_ret, answer(env_ret)))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+        for _ in range(3):
+            env_ret = env.step()
+            await client.insert(env_ret, answer(env_ret))
+        await client.flush(5)
+        assert check_transitions(buffers.table.buffer.get_all()) == 6
