@@ -18,12 +18,14 @@ from rlightning.errors import (
 )
 from rlightning.rpc.channel import connect
 from rlightning.rpc.session import Session
+from rlightning.testing.proxy import FaultProxy
 from rlightning.testing.waiting import assert_eventually
 from rlightning.types import EnvMeta, PolicyResponse
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Writer, fill_env_meta
 from tests.integration.buffer.harness import (
     FAST,
+    FORGETFUL,
     Buffers,
     act,
     acting,
@@ -425,3 +427,42 @@ async def test_an_item_of_a_caller_that_was_cancelled_before_its_turn_is_sent_al
             await client.insert(env_ret, answer(env_ret))
         await client.flush(5)
         assert check_transitions(buffers.table.buffer.get_all()) == 6
+
+
+async def test_a_refusal_that_was_not_told_before_a_cut_is_told_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server() as buffers,
+        FaultProxy(buffers.address) as proxy,
+        inserting(proxy.address, env.meta) as client,
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(buffers.service._store, "settled", asyncio.Event().wait)
+            bad = env.reset()
+            bad.observation = bad.observation.astype(np.float64)
+            await client.insert(bad, answer(bad))
+            await assert_eventually(lambda: buffers.service._insert.counts.refused_total == 1)
+        proxy.cut()
+        with pytest.raises(InvalidRequestError, match="expected float32, got float64"):
+            await client.flush(10)
+        await act(client, env, 2)
+        await client.flush(10)
+        assert check_transitions(buffers.table.buffer.get_all()) == 4
+        assert buffers.service._insert.counts.refused_total == 1
+
+
+async def test_a_writer_that_goes_before_its_hello_is_answered_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server(rpc=FORGETFUL) as buffers:
+        with monkeypatch.context() as patched:
+            patched.setattr(buffers.service._store, "settled", asyncio.Event().wait)
+            async with raw_writer(buffers.address, env.meta) as writer:
+                greeting = asyncio.create_task(writer.hello())
+                await assert_eventually(lambda: buffers.table.producers)
+                greeting.cancel()
+                await asyncio.wait({greeting})
+            await assert_eventually(lambda: not buffers.table.producers)
