@@ -19,6 +19,7 @@ from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.buffer.sampler import AllDataSampler, PrioritisedSampler, Sampler
 from rlightning.buffer.take_once import TakeOnce
 from rlightning.buffer.taken import Taken
+from rlightning.buffer.utils.layout import iter_arrays
 from rlightning.buffer.where import Where
 from rlightning.errors import (
     InvalidRequestError,
@@ -245,7 +246,7 @@ class SampledTable:
         needed = self.transit_bytes(count)
         transitions = self.buffer.config.storage.unit == "transition"
         taken = Taken(
-            columns["reward"].size,
+            next(iter_arrays(columns["reward"])).size,
             metadata,
             sample=columns,
             nbytes=needed // 2,
@@ -273,7 +274,8 @@ class SampledTable:
     def copied(self, taken: Taken) -> None:
         """Takes note that the columns of a batch were copied: a sample's are written anew."""
         if taken.reusable:
-            self._memory.give_back(len(taken.sample["reward"]), dict(taken.sample), taken.nbytes)
+            rows = len(next(iter_arrays(taken.sample["reward"])))
+            self._memory.give_back(rows, dict(taken.sample), taken.nbytes)
             taken.sample.clear()
 
     def _units(self, batch_size: int | None) -> int:
