@@ -270,12 +270,13 @@ def _check(table: BufferTable, batch_size: int, where: Where | None) -> None:
             f"batch_size {batch_size}: table '{name}' never holds more than {table.capacity} "
             "(buffer.capacity)"
         )
-    limiter = table.limiter
-    if limiter is not None and batch_size > limiter.most_at_once:
+    limiter, length = table.limiter, table.sampler.length
+    if limiter is not None and batch_size * length > limiter.most_at_once:
         key = "error_buffer" if limiter.queue_size is None else "queue_size"
         raise InvalidRequestError(
             f"batch_size {batch_size}: buffer.rate_limiter.{key} of table '{name}' allows at most "
-            f"{math.floor(limiter.most_at_once)} at once, or both sides would wait for each other"
+            f"{math.floor(limiter.most_at_once / length)} at once, or both sides would wait for "
+            "each other"
         )
 
 

@@ -330,6 +330,10 @@ def test_removal_of_the_lowest_priority() -> None:
             {"storage": {"unit": "episode"}, "sampler": {"type": "sequence", "length": 2}},
             "'sequence' needs",
         ),
+        (
+            {"sampler": {"type": "sequence", "length": 101}},
+            "sampler.length: expected at most buffer.capacity, 100, got 101",
+        ),
     ],
 )
 def test_what_does_not_go_together(config: Any, message: str) -> None:
