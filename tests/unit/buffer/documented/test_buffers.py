@@ -1,4 +1,4 @@
-"""The rows of DataBuffer and of episode assembly that `test_data_buffer` does not have."""
+"""The rows of DataBuffer and of episode assembly that the tests beside this folder do not have."""
 
 from __future__ import annotations
 
