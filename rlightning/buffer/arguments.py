@@ -64,6 +64,11 @@ def check_config(config: BufferConfig, max_bytes: int) -> None:
         if getattr(config, key):
             raise ConfigError(f"buffer.{key}: only a buffer server has it, not a buffer by itself")
     sampler = config.sampler.type if config.sampler is not None else ""
+    if config.sampler is not None and (config.sampler.length or 1) > config.capacity:
+        raise ConfigError(
+            f"buffer.sampler.length: expected at most buffer.capacity, {config.capacity}, got "
+            f"{config.sampler.length}"
+        )
     if config.storage.unit == "episode":
         if sampler in ("prioritised", "sequence"):
             raise ConfigError(f"buffer.sampler: '{sampler}' needs storage.unit 'transition'")

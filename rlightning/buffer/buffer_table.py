@@ -12,6 +12,7 @@ from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.buffer.sampled_table import SampledTable
 from rlightning.buffer.utils.storage import Prepared
 from rlightning.errors import (
+    ConfigError,
     InvalidRowError,
     ReplayError,
     StorageFullError,
@@ -114,7 +115,7 @@ class BufferTable(SampledTable):
                 self.journal.opens(meta, writer_id)
             try:
                 self.buffer.open_group(meta)
-            except StorageFullError:
+            except (ConfigError, StorageFullError):
                 if producer is not None:  # what it had made room for this one
                     self.close_writer(env_id, producer.writer_id)
                 raise
@@ -258,9 +259,11 @@ class BufferTable(SampledTable):
         return discarded
 
     def clear(self) -> int:
-        """Drops what is stored; returns how many transitions."""
+        """Drops what is stored; returns how many transitions. The limiter begins anew."""
         before = self.buffer.num_transitions()
         self.buffer.clear()
+        if (limiter := self._counted()) is not None:
+            limiter.restore({"inserted": 0, "sampled": 0})
         if self.journal is not None:
             self.journal.cleared()
         self.changed()

@@ -12,7 +12,6 @@ import numpy as np
 
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.lending import RolloutLending
-from rlightning.buffer.shares import indivisible
 from rlightning.buffer.taken import Taken
 from rlightning.buffer.utils.layout import Layout, iter_arrays
 from rlightning.buffer.where import Where
@@ -122,7 +121,6 @@ class TableFeed(Feed):
 
     Raises:
         InvalidRequestError: The table never serves such batches; the message names the field.
-        PreconditionError: The rows of its envs do not divide by `world_size`.
     """
 
     def __init__(
@@ -143,8 +141,6 @@ class TableFeed(Feed):
                 f"world_size {world_size}: table '{table.name}' is a queue, which any number of "
                 "learners may empty; ask for 1"
             )
-        if table.rollout_rows % world_size:
-            raise PreconditionError(indivisible(table.rollout_rows, world_size))
 
     def check(self, batch_size: int) -> None:
         """Checks that the table serves batches of a size at some time; see `Feed.check`."""
@@ -274,12 +270,13 @@ def _check(table: BufferTable, batch_size: int, where: Where | None) -> None:
             f"batch_size {batch_size}: table '{name}' never holds more than {table.capacity} "
             "(buffer.capacity)"
         )
-    limiter = table.limiter
-    if limiter is not None and batch_size > limiter.most_at_once:
+    limiter, length = table.limiter, table.sampler.length
+    if limiter is not None and batch_size * length > limiter.most_at_once:
         key = "error_buffer" if limiter.queue_size is None else "queue_size"
         raise InvalidRequestError(
             f"batch_size {batch_size}: buffer.rate_limiter.{key} of table '{name}' allows at most "
-            f"{math.floor(limiter.most_at_once)} at once, or both sides would wait for each other"
+            f"{math.floor(limiter.most_at_once / length)} at once, or both sides would wait for "
+            "each other"
         )
 
 

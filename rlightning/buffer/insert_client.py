@@ -8,11 +8,12 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import Self
 
 from rlightning.buffer.insert_message import InsertMessage
+from rlightning.buffer.insert_window import Sent, Window
 from rlightning.errors import (
     CodecError,
     ConfigError,
@@ -36,8 +37,6 @@ from rlightning.utils.waiting import wait_within
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.v1.session_pb2 import Timing
 from rlightning.wire import Limits, Reader, Writer, fill_env_ret, fill_policy_response
-from rlightning.wire.shared import SharedMemory
-from rlightning.wire.tensor import take_out
 
 logger = logging.getLogger(__name__)
 
@@ -57,23 +56,6 @@ _MAX_LEAVES = Limits().max_leaves
 def items_per_message(window_items: int) -> int:
     """Returns how many items an `InsertClient` with such a window sends together at most."""
     return max(1, min(_ITEMS_PER_MESSAGE, window_items // 2))
-
-
-class _Sent(NamedTuple):
-    """A message that is not acked yet."""
-
-    seq: int
-    epoch: int
-    items: int
-    data: bytes
-    nbytes: int
-    """What counts for the window: its size, and that of its tensors in shared memory."""
-    keys: tuple[int, ...]
-    """Under which keys it has tensors there."""
-    sent_ns: int
-    """When it was first sent, by this process's monotonic clock."""
-    left_ns: int
-    """When what it brings left the env, by the same clock."""
 
 
 class InsertClient:
@@ -134,21 +116,16 @@ class InsertClient:
         self._spec = spec
         self._writer_id = writer_id or f"writer-{uuid.uuid4().hex[:16]}"
         self._tables = [name for name in ([tables] if isinstance(tables, str) else tables) if name]
-        self._window_items = window_items
-        self._window_bytes = window_bytes
         self._per_message = 1
         self._session: SessionClient[pb.InsertRequest, pb.InsertResponse] | None = None
-        self._memory: SharedMemory | None = None  # where tensors of the window lie
         self._key = 0
         self._left_ns = 0  # of the first item of the next message
         self._next = InsertMessage()
-        self._window: deque[_Sent] = deque()
-        self._unsent: deque[_Sent] = deque()
+        self._window = Window(window_items, window_bytes)
+        self._unsent: deque[Sent] = deque()
         self._sending = asyncio.Lock()
         self._alarm: asyncio.TimerHandle | None = None
         self._late: set[asyncio.Task[None]] = set()
-        self._unacked_items = 0
-        self._unacked_bytes = 0
         self._seq = 0
         self._cap = 0
         self._storage_id = ""
@@ -167,7 +144,7 @@ class InsertClient:
     @property
     def unacked(self) -> int:
         """Items that the server has not acked."""
-        return self._unacked_items + self._next.items
+        return self._window.items + self._next.items
 
     @property
     def offset(self) -> ClockOffset | None:
@@ -194,7 +171,7 @@ class InsertClient:
             on_message=self._on_message,
             on_failure=self._on_failure,
             shared_bytes=shared_bytes(
-                self._spec, self._channel.rpc, window_bytes=self._window_bytes
+                self._spec, self._channel.rpc, window_bytes=self._window.max_bytes
             ),
         )
         await self._session.start(timeout_s)
@@ -249,13 +226,15 @@ class InsertClient:
         session = self._session
         if session is None:
             raise ReplayError("insert needs a session: await start() first")
-        while self._is_window_full():
+        while self._window.is_full(self._next.items, self._next.nbytes):
             if not self._window:
                 await self._send_next()
             await self._progressed()
         self._raise_errors()
         # Before the welcome of a new stream was dealt with, nothing goes to its memory.
-        memory = self._memory if self._memory is session.memory else None
+        memory = self._window.memory
+        if memory is not session.memory:
+            memory = None
         self._key += 1
         if memory is not None:
             memory.begin(self._key)
@@ -277,13 +256,6 @@ class InsertClient:
                 memory.free(self._key)
             raise
         await self._put(pieces, nbytes, shared, writer.used()[0], env_ret.left_ns)
-
-    def _is_window_full(self) -> bool:
-        items = self._unacked_items + self._next.items
-        return items > 0 and (
-            items >= self._window_items
-            or self._unacked_bytes + self._next.nbytes >= self._window_bytes
-        )
 
     def _check_size(self, nbytes: int) -> None:
         nbytes += self._next.envelope_bytes
@@ -333,11 +305,9 @@ class InsertClient:
         sent_ns = request.timing.sent_ns
         data = message.take(request, self._seq, session.epoch)
         nbytes, left_ns = len(data) + shared, self._left_ns or sent_ns
-        sent = _Sent(self._seq, session.epoch, items, data, nbytes, keys, sent_ns, left_ns)
-        self._window.append(sent)
+        sent = Sent(self._seq, session.epoch, items, data, nbytes, keys, sent_ns, left_ns)
+        self._window.add(sent)
         self._unsent.append(sent)
-        self._unacked_items += items
-        self._unacked_bytes += nbytes
 
     async def _send_next(self) -> None:
         """Sends what has come, in order."""
@@ -355,8 +325,13 @@ class InsertClient:
         assert session is not None
         while self._unsent:
             sent = self._unsent.popleft()
-            if sent.epoch == session.epoch:  # or the welcome since then has sent it
+            if sent.epoch != session.epoch:
+                continue  # the welcome since then has sent it
+            try:
                 await session.send(sent.data)
+            except asyncio.CancelledError:
+                self._unsent.appendleft(sent)  # it may have waited for its turn to be written
+                raise
 
     def _send_late(self) -> None:
         """Sends items that have waited long enough for others."""
@@ -397,7 +372,7 @@ class InsertClient:
             await wait_within(self._flushed(), timeout_s)
         except asyncio.TimeoutError:
             raise DeadlineExceededError(
-                f"{self._unacked_items} items are not acked after {timeout_s:g} s",
+                f"{self._window.items} items are not acked after {timeout_s:g} s",
                 peer=self.address,
             ) from None
 
@@ -418,7 +393,7 @@ class InsertClient:
             await self._progress.wait()
         elif await self._is_full():
             raise StorageFullError(
-                f"{self.address}: the buffer has no room for the last {self._unacked_items} items"
+                f"{self.address}: the buffer has no room for the last {self._window.items} items"
             )
 
     async def _is_full(self) -> bool:
@@ -426,10 +401,13 @@ class InsertClient:
 
         A number that comes again is answered with an ack at once.
         """
-        session = self._session
+        await self._send_next()  # or the question would be taken for the message itself
+        session, oldest = self._session, self._window.first
+        if oldest is None:
+            return False
         assert session is not None
         again = session.new_request()
-        again.insert.seq = self._window[0].seq
+        again.insert.seq = oldest.seq
         again.insert.epoch = session.epoch
         self._withheld = 0
         self._progress.clear()
@@ -454,7 +432,7 @@ class InsertClient:
         session = self._session
         assert session is not None
         self._cap = welcome.session.max_message_bytes
-        self._per_message = items_per_message(self._window_items)
+        self._per_message = items_per_message(self._window.max_items)
         if welcome.max_items:
             self._per_message = min(self._per_message, welcome.max_items)
         if welcome.next_seq > self._seq + 1:
@@ -463,33 +441,25 @@ class InsertClient:
                 f"which sent {self._seq}: another writer has its id",
                 peer=self.address,
             )
+        oldest = self._window.first
         if self._storage_id and welcome.storage_id != self._storage_id:
             self.rebased += 1
             logger.warning(
                 "%s lost what it held; env %s goes on from message %d",
                 self.address,
                 self._spec.env_id,
-                self._window[0].seq if self._window else self._seq + 1,
+                self._seq + 1 if oldest is None else oldest.seq,
             )
         self._storage_id = welcome.storage_id
         self._forget(welcome.next_seq - 1)
-        self._move_to(session.memory)
+        if self._window.memory is not None:
+            self._next.take_out(self._window.memory)
+        self._window.move_to(session.memory)
         # Fields that come twice are merged, and the last number counts.
         epoch = pb.InsertRequest(insert=pb.InsertItems(epoch=session.epoch)).SerializeToString()
         for sent in tuple(self._window):
             self.resent += 1
             await session.send_now(sent.data + epoch)
-
-    def _move_to(self, memory: SharedMemory | None) -> None:
-        """Lets tensors go to the memory of a new stream; those in the old one go by bytes."""
-        old, self._memory = self._memory, memory
-        if old is not None:
-            self._next.take_out(old)
-            for index, sent in enumerate(self._window):
-                if sent.keys:
-                    request, w = pb.InsertRequest.FromString(sent.data), Writer()
-                    take_out(request, old, w)
-                    self._window[index] = sent._replace(data=w.finish(request), keys=())
 
     def _on_message(self, reader: Reader[pb.InsertResponse]) -> None:
         if reader.message.WhichOneof("body") != "ack":
@@ -530,15 +500,7 @@ class InsertClient:
 
     def _forget(self, seq: int) -> None:
         """Drops from the window what was seen by the server."""
-        window = self._window
-        while window and window[0].seq <= seq:
-            sent = window.popleft()
-            self._unacked_items -= sent.items
-            self._unacked_bytes -= sent.nbytes
-            self.acked += sent.items
-            if self._memory is not None:
-                for key in sent.keys:
-                    self._memory.free(key)
+        self.acked += self._window.forget(seq)
         self._progress.set()
 
     def _on_failure(self, error: RemoteError) -> None:

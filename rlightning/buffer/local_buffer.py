@@ -98,6 +98,8 @@ class LocalWriter:
         Raises:
             InvalidRowError: It does not fit; the message names the field. Later items are not
                 joined to earlier ones.
+            ValueError: The response is of another env; likewise.
+            TypeError: Either is of another type; likewise.
             PreconditionError: Inserts wait for samples, and samples for inserts; the message has
                 the counters. The item was not stored.
         """
@@ -112,7 +114,7 @@ class LocalWriter:
                 if place.blocked:
                     raise PreconditionError(place.blocked, reason=BLOCKED)
                 await place.wait_room()
-        except ReplayError:
+        except (ReplayError, TypeError, ValueError):
             table.refuse(self._env_id)
             raise
         finally:

@@ -288,11 +288,9 @@ class RemoteStorage:
             self._send_pending(writer)
             # The caller may change it before its answer comes.
             writer.pending = copy.deepcopy(data)
-            writer.over = bool(np.all(data.last_terminated) or np.all(data.last_truncated))
-            if writer.over and "final_rows" not in data.info:
+            writer.over = "final_rows" not in data.info and _is_over(data)
+            if writer.over:
                 self._send_pending(writer)
-            else:
-                writer.over = False
             return
         pending, writer.pending = writer.pending, None
         if pending is not None:
@@ -494,6 +492,17 @@ class RemoteShards:
 def _documented(error: PreconditionError) -> Exception:
     """Returns what the documented API raises where a buffer server says something else."""
     return KeyError(str(error)) if error.reason == UNKNOWN_ENV else error
+
+
+def _is_over(env_ret: EnvRet) -> bool:
+    """Tells whether the episode of every row has ended, for each of its agents."""
+    flags = env_ret.last_terminated, env_ret.last_truncated
+    agents = {agent for one in flags if isinstance(one, Mapping) for agent in one} or {""}
+    pairs = (
+        [one.get(agent, False) if isinstance(one, Mapping) else one for one in flags]
+        for agent in agents
+    )
+    return all(np.logical_or(*pair).all() for pair in pairs)
 
 
 def _rows(columns: Any, rows: Any, axis: int) -> Any:

@@ -9,7 +9,7 @@ from rlightning.buffer.assembly import Group
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.rollouts import RolloutCollector, RolloutGroup
 from rlightning.buffer.utils.indexing import Index, locate
-from rlightning.buffer.utils.layout import Layout, map_arrays
+from rlightning.buffer.utils.layout import Layout, iter_arrays, map_arrays
 from rlightning.buffer.utils.storage import Prepared, Storage
 from rlightning.errors import InvalidRowError
 from rlightning.types import EnvMeta
@@ -49,7 +49,8 @@ class RolloutStorage(Storage):
         if not self.rollouts.groups:
             return super().read(index)
         columns = self.rollouts.complete()
-        where = locate(index, len(columns["reward"]) if columns else 0)
+        size = len(next(iter_arrays(columns["reward"]))) if columns else 0
+        where = locate(index, size)
         return map_arrays(lambda array: array[where], columns)
 
     @property

@@ -222,14 +222,14 @@ class SampleClient:
         lent, self._lent = self._lent, 0
         if lent:
             self._acks.append(lent)
-            await session.send(self._ack(session, lent))
+            await self._send(session, self._ack(session, lent))
 
     async def _ask(
         self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], size: int
     ) -> None:
         """Asks for a batch of a size unless it is here or on its way, and for those ahead."""
         while self._lent_anew:
-            await session.send(self._ack(session, self._lent_anew.popleft()))
+            await self._send(session, self._ack(session, self._lent_anew.popleft()))
         if size:
             await self._request_size(session, size)
         else:
@@ -265,7 +265,7 @@ class SampleClient:
         missing = ahead - len(self._fetched) - len(self._asked)
         if missing > 0 and 2 * missing >= ahead and session.connected:
             self._asked.extend([0] * missing)
-            await session.send(self._credit(session, missing))
+            await self._send(session, self._credit(session, missing))
 
     async def _request_size(
         self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], size: int
@@ -274,7 +274,17 @@ class SampleClient:
         if size in self._asked or any(fetched.size == size for fetched in self._fetched):
             return
         self._asked.append(size)
-        await session.send(self._credit(session, 1, size))
+        await self._send(session, self._credit(session, 1, size))
+
+    async def _send(
+        self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], request: bytes
+    ) -> None:
+        try:
+            await session.send(request)
+        except asyncio.CancelledError:
+            # It may not have gone out, but counts as sent: the next stream begins with what counts.
+            session.renew(UnavailableError("a request was interrupted", peer=self.address))
+            raise
 
     def _ack(
         self, session: SessionClient[pb.SampleRequest, pb.SampleResponse], batch_id: int

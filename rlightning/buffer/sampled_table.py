@@ -19,6 +19,7 @@ from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.buffer.sampler import AllDataSampler, PrioritisedSampler, Sampler
 from rlightning.buffer.take_once import TakeOnce
 from rlightning.buffer.taken import Taken
+from rlightning.buffer.utils.layout import iter_arrays
 from rlightning.buffer.where import Where
 from rlightning.errors import (
     InvalidRequestError,
@@ -147,9 +148,9 @@ class SampledTable:
         """
         buffer = self.buffer
         self._short_of_memory = False
-        count = self._units(batch_size)
         if self._available(where) < max(1, batch_size or 1):
             return False
+        count = self._units(batch_size, where)
         if (limiter := self._counted()) is not None and not limiter.may_sample(
             buffer.size(), count
         ):
@@ -191,7 +192,7 @@ class SampledTable:
         """
         if not self.serves_rollouts and not self.offers(batch_size, where):
             return None
-        count = 0 if self.serves_rollouts else self._units(batch_size)
+        count = 0 if self.serves_rollouts else self._units(batch_size, where)
         if self.lending is None:
             taken = self._sampled(batch_size, where, count, rank, world_size)
             self._count(taken)
@@ -245,7 +246,7 @@ class SampledTable:
         needed = self.transit_bytes(count)
         transitions = self.buffer.config.storage.unit == "transition"
         taken = Taken(
-            columns["reward"].size,
+            next(iter_arrays(columns["reward"])).size,
             metadata,
             sample=columns,
             nbytes=needed // 2,
@@ -262,7 +263,7 @@ class SampledTable:
 
     def _drawn(self, batch_size: int | None, where: Where | None, count: int) -> Any:
         """Draws a sample, into memory that was used before if there is some."""
-        memory = self._memory.take(count)
+        memory = self._memory.take(count // self.sampler.length)
         if memory is not None:
             try:
                 return self.buffer.sample(batch_size, where=where, out=[memory])[0]
@@ -273,15 +274,15 @@ class SampledTable:
     def copied(self, taken: Taken) -> None:
         """Takes note that the columns of a batch were copied: a sample's are written anew."""
         if taken.reusable:
-            self._memory.give_back(len(taken.sample["reward"]), dict(taken.sample), taken.nbytes)
+            rows = len(next(iter_arrays(taken.sample["reward"])))
+            self._memory.give_back(rows, dict(taken.sample), taken.nbytes)
             taken.sample.clear()
 
-    def _units(self, batch_size: int | None) -> int:
-        """Returns how many units a batch is made of."""
-        if batch_size is None:
-            return self.buffer.size() if self.queue is None else self.queue.waiting
+    def _units(self, batch_size: int | None, where: Where | None) -> int:
+        """Returns how many units a batch has: of a sequence, its transitions."""
         whole = self.queue is None and isinstance(self.sampler, AllDataSampler)
-        return self.buffer.size() if whole else batch_size
+        drawn = self._available(where) if batch_size is None or whole else batch_size
+        return drawn * self.sampler.length
 
     def _available(self, where: Where | None) -> int:
         """Returns how many units a batch can be drawn from."""
@@ -305,13 +306,12 @@ class SampledTable:
         return 2 * self._most_transitions(count) * self.buffer.row_bytes
 
     def _most_transitions(self, count: int) -> int:
-        """Returns how many transitions a sample of so many units has at most."""
+        """Returns how many transitions so many units have at most."""
         buffer = self.buffer
-        longest = self.sampler.length
-        if buffer.config.storage.unit == "episode":
-            registries = (s.container.episode_registry for s in buffer.storages.values())
-            longest = max(int(registry.lengths.max(initial=0)) for registry in registries)
-        return count * longest
+        if buffer.config.storage.unit != "episode":
+            return count
+        registries = (s.container.episode_registry for s in buffer.storages.values())
+        return count * max(int(registry.lengths.max(initial=0)) for registry in registries)
 
     def _sent(self, nbytes: int) -> None:
         self.transit.give_back(nbytes)

@@ -16,6 +16,7 @@ from rlightning.buffer.parts import joined, split
 from rlightning.buffer.remote_buffer import BufferClient, SampleClient, TableStatus
 from rlightning.buffer.rendezvous import PRODUCER_SILENT
 from rlightning.buffer.shards import Split, merge, pack, split_counts
+from rlightning.buffer.utils.layout import iter_arrays
 from rlightning.buffer.where import Where
 from rlightning.errors import (
     ConfigError,
@@ -472,7 +473,10 @@ class ShardedSampleClient:
 
 def _units(batch: Batch, axis: int = 0) -> int:
     lengths = batch.metadata.get("lengths")
-    return len(lengths) if lengths is not None else int(batch.columns["reward"].shape[axis])
+    if lengths is not None:
+        return len(lengths)
+    rewards: Any = next(iter_arrays(batch.columns["reward"]))  # each agent has its own
+    return int(rewards.shape[axis])
 
 
 def _weighed(columns: Sequence[Any], batches: Sequence[Batch]) -> list[Any]:

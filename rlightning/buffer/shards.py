@@ -100,7 +100,7 @@ def _lead(value: Any, axes: int) -> tuple[int, ...]:
 
 def _ragged(parts: Sequence[Any]) -> bool:
     """Tells whether parts are episodes of one length each, but not of the same."""
-    shapes = [np.shape(part["reward"]) for part in parts if "reward" in part]
+    shapes = [next(iter_arrays(part["reward"])).shape for part in parts if "reward" in part]
     return any(len(shape) > 1 and shape[1] != shapes[0][1] for shape in shapes)
 
 

@@ -157,14 +157,27 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         writer.session = session
         session.state = writer
         self._durable.know_writer(writer.writer_id, writer.env_id, writer.next_seq)
-        await self._durable.settled()
+        try:
+            await self._durable.settled()
+        except BaseException:
+            if not session.resumed:  # it is forgotten, and so nobody says that it has ended
+                writer.session = None
+                loop, window_s = asyncio.get_running_loop(), session.rpc.resume_window_s
+                loop.call_later(window_s, self._close_if_absent, writer)
+            raise
         self._start(writer, self._send_acks(writer, session))
         response = pb.InsertResponse()
         response.welcome.storage_id = self._durable.storage_id
-        response.welcome.next_seq = writer.next_seq
+        # What was refused comes again, for its client to be told so.
+        response.welcome.next_seq = min(writer.refused, default=writer.next_seq)
         bounds = [table.max_items for table in tables if table.max_items]
         response.welcome.max_items = min(bounds, default=0)
         return response
+
+    def _close_if_absent(self, writer: Writer) -> None:
+        """Ends what a writer left open that has not come back."""
+        if writer.session is None and not self._leaving:
+            self._close(writer)
 
     @staticmethod
     def _close(writer: Writer) -> None:

@@ -16,6 +16,7 @@ from rlightning.buffer.durable.store import DurableStore
 from rlightning.buffer.feeds import Feed, MixedFeed, TableFeed
 from rlightning.buffer.parts import pieces_of
 from rlightning.buffer.rendezvous import BLOCKED
+from rlightning.buffer.shares import indivisible
 from rlightning.buffer.taken import Taken
 from rlightning.buffer.where import Where
 from rlightning.errors import (
@@ -208,6 +209,8 @@ class SampleHandler(SessionHandler[pb.SampleRequest, pb.SampleResponse]):
         where = self._where(hello) if hello.HasField("where") else None
         if not hello.fractions:
             table = self._tables.named(hello.table)
+            if table.rollout_rows % world_size:
+                raise PreconditionError(indivisible(table.rollout_rows, world_size))
             return TableFeed(table, hello.batch_size, where, rank, world_size, client_id)
         if hello.table:
             raise InvalidRequestError(f"table: expected none beside fractions, got '{hello.table}'")

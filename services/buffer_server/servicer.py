@@ -230,8 +230,8 @@ class BufferService:
     async def _checkpoint(
         self, request: pb.CheckpointRequest, context: Context
     ) -> pb.CheckpointResponse:
-        made = await self._store.checkpoint(request.keep if request.hold else None)
-        return pb.CheckpointResponse(name=made.name, total_bytes=made.nbytes)
+        name, nbytes = await self._store.checkpoint(request.keep if request.hold else None)
+        return pb.CheckpointResponse(name=name, total_bytes=nbytes)
 
     async def _describe(self, request: pb.BufferServiceDescribeRequest, context: Context) -> bytes:
         arrival = arrival_of(request)

@@ -142,6 +142,8 @@ class Log:
                     await self._write_batch(batch, begun)
                 except OSError as error:
                     self._set_failure(error)
+                    if self._closed:
+                        return
                     await asyncio.sleep(_RETRY_S)
                     continue
                 self._set_failure(None)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rlightning.buffer.buffer_table import BufferTable
 from rlightning.buffer.durable.checkpoint import write_checkpoint
@@ -39,18 +39,6 @@ _MAX_DISCARDS = 4096
 _CLOSES = "the server stops, and makes no checkpoint any more"
 
 _T = TypeVar("_T")
-
-
-class Checkpoint(NamedTuple):
-    """A checkpoint on disk.
-
-    Attributes:
-        name: Its name, for `buffer.restore`.
-        nbytes: Its size in bytes.
-    """
-
-    name: str
-    nbytes: int
 
 
 class DurableStore:
@@ -246,12 +234,15 @@ class DurableStore:
 
     # Checkpoints.
 
-    async def checkpoint(self, keep: Collection[str] | None = None) -> Checkpoint:
+    async def checkpoint(self, keep: Collection[str] | None = None) -> tuple[str, int]:
         """Writes a checkpoint while inserts and samples go on; one at a time.
 
         Args:
             keep: Names of others that are kept with this one, however old they get, until the next
                 call that has this argument; None leaves those of the last such call.
+
+        Returns:
+            Its name, for `buffer.restore`, and its size in bytes.
 
         Raises:
             PreconditionError: There is no data directory.
@@ -267,21 +258,25 @@ class DurableStore:
             )
         task = self._spawn(self._save_alone(directory, keep))
         try:
-            return await task
-        except asyncio.CancelledError:
-            if self._closing is None:
-                raise
-            raise UnavailableError(_CLOSES) from None
+            await asyncio.wait({task})
+        finally:  # a caller that is cancelled goes on once nothing is written any more
+            task.cancel()
+            await asyncio.wait({task})
+        if task.cancelled():  # and the caller is not
+            raise UnavailableError(_CLOSES)
+        return task.result()
 
     async def _save_alone(
         self, directory: DataDirectory, keep: Collection[str] | None = None
-    ) -> Checkpoint:
+    ) -> tuple[str, int]:
         async with self._saving:
             # Writers are held up while so much is written.
             with nullcontext() if self._log is None else self._log.sparing_loop():
                 return await self._save(directory, keep)
 
-    async def _save(self, directory: DataDirectory, keep: Collection[str] | None) -> Checkpoint:
+    async def _save(
+        self, directory: DataDirectory, keep: Collection[str] | None
+    ) -> tuple[str, int]:
         begun = time.monotonic()
         position = self._position if self._log is None else self._log.end
         state = {
@@ -312,7 +307,7 @@ class DurableStore:
             await in_thread(None, directory.hold, {name, *keep})
         await self._prune(directory)
         logger.info("%s: %d bytes in %.2f s", name, nbytes, time.monotonic() - begun)
-        return Checkpoint(name, nbytes)
+        return name, nbytes
 
     async def _prune(self, directory: DataDirectory) -> None:
         """Removes checkpoints, and those parts of the journal that none of the others needs."""

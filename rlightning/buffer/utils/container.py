@@ -105,6 +105,8 @@ class DataContainer(StoredRows):
         columns: Mapping[str, list[Array]],
         lengths: Slots | None = None,
         apart: npt.NDArray[np.bool_] | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         """Appends transitions that are in the order of their layouts' leaves; see `push`.
 
@@ -114,6 +116,7 @@ class DataContainer(StoredRows):
             lengths: As of `push`.
             apart: Which of them, [n], have a next observation that is not the observation of the
                 next of them: only these are in its column. None: all are.
+            whole: Whether each of the `lengths` is one episode, whatever its flags say.
         """
         count = len(next(iter(columns.values()))[0])
         if count == 0:
@@ -128,7 +131,7 @@ class DataContainer(StoredRows):
             columns, apart = with_next_observations(columns, apart), None
         if lengths is not None:
             lengths = lengths[lengths > 0]
-        ends = ends_of(columns, count, lengths)
+        ends = ends_of({} if whole else columns, count, lengths)
         if self.unit == "transition":
             self._write(self._place(count), columns, count, ends, apart)
         else:
@@ -167,12 +170,21 @@ class DataContainer(StoredRows):
         return place
 
     def _victims(self, count: int) -> Slots:
+        """Returns which slots are written anew: what was discarded makes room before all others."""
+        rows = self.data_use_counter[: self._used] >= 0
+        empty = np.flatnonzero(~rows)[:count]
+        count -= len(empty)
+        if not count:
+            return empty
         if self._removal == "lifo":
-            rest = self._used - count
-            return np.sort(np.argpartition(self.generation[: self._used], rest - 1)[rest:])
-        if self.watcher is None:
+            held = np.flatnonzero(rows)
+            rest = len(held) - count
+            chosen = held[np.argpartition(self.generation[held], rest - 1)[rest:]]
+        elif self.watcher is None:
             raise ReplayError("removal by priority needs a prioritised sampler")
-        return self.watcher.lowest(count)
+        else:
+            chosen = self.watcher.lowest(count)
+        return np.sort(np.concatenate([empty, chosen]))
 
     def _episode_places(self, count: int, lengths: Slots) -> Iterator[Place]:
         """Yields where episodes go, having emptied the place; they are written before the next."""
@@ -297,6 +309,9 @@ class DataContainer(StoredRows):
         if self.unit == "episode":
             slots = self.episode_registry.drop_at(int(slots[0])) if len(slots) else slots
             self._release(slots)
+            if self.mode == "fixed":  # the slots at the end can be written next
+                registry = self.episode_registry
+                self._used = self.pointer = int((registry.starts + registry.lengths).max(initial=0))
         else:
             self.remove(slots)
         return len(slots)

@@ -18,12 +18,14 @@ from rlightning.errors import (
 )
 from rlightning.rpc.channel import connect
 from rlightning.rpc.session import Session
+from rlightning.testing.proxy import FaultProxy
 from rlightning.testing.waiting import assert_eventually
 from rlightning.types import EnvMeta, PolicyResponse
 from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Writer, fill_env_meta
 from tests.integration.buffer.harness import (
     FAST,
+    FORGETFUL,
     Buffers,
     act,
     acting,
@@ -402,3 +404,65 @@ async def test_no_writer_counts_to_a_number_that_no_checkpoint_can_hold(tmp_path
             await writer.acked(2**62)
         async with asking(buffers.address) as client:
             await client.checkpoint()
+
+
+async def test_an_item_of_a_caller_that_was_cancelled_before_its_turn_is_sent_all_the_same() -> (
+    None
+):
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server() as buffers,
+        inserting(buffers.address, env.meta, window_items=2) as client,
+    ):
+        env_ret = env.reset()
+        assert client._session is not None
+        assert client._session._stream is not None
+        async with client._session._stream._lock:  # as while a heartbeat is written
+            waiting = asyncio.create_task(client.insert(env_ret, answer(env_ret)))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+        for _ in range(3):
+            env_ret = env.step()
+            await client.insert(env_ret, answer(env_ret))
+        await client.flush(5)
+        assert check_transitions(buffers.table.buffer.get_all()) == 6
+
+
+async def test_a_refusal_that_was_not_told_before_a_cut_is_told_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server() as buffers,
+        FaultProxy(buffers.address) as proxy,
+        inserting(proxy.address, env.meta) as client,
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(buffers.service._store, "settled", asyncio.Event().wait)
+            bad = env.reset()
+            bad.observation = bad.observation.astype(np.float64)
+            await client.insert(bad, answer(bad))
+            await assert_eventually(lambda: buffers.service._insert.counts.refused_total == 1)
+        proxy.cut()
+        with pytest.raises(InvalidRequestError, match="expected float32, got float64"):
+            await client.flush(10)
+        await act(client, env, 2)
+        await client.flush(10)
+        assert check_transitions(buffers.table.buffer.get_all()) == 4
+        assert buffers.service._insert.counts.refused_total == 1
+
+
+async def test_a_writer_that_goes_before_its_hello_is_answered_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server(rpc=FORGETFUL) as buffers:
+        with monkeypatch.context() as patched:
+            patched.setattr(buffers.service._store, "settled", asyncio.Event().wait)
+            async with raw_writer(buffers.address, env.meta) as writer:
+                greeting = asyncio.create_task(writer.hello())
+                await assert_eventually(lambda: buffers.table.producers)
+                greeting.cancel()
+                await asyncio.wait({greeting})
+            await assert_eventually(lambda: not buffers.table.producers)

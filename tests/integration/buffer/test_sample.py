@@ -453,3 +453,23 @@ async def test_sequences_and_episodes_are_sampled_over_the_wire() -> None:
         assert count == (sum(lengths) if lengths else 4 * batch.columns["reward"].shape[1])
         both = await client.get([0, 1])
         assert [check_transitions(episode) for episode in both] == [4, 5]
+
+
+async def test_an_ack_of_a_caller_that_was_cancelled_before_its_turn_is_sent_all_the_same() -> None:
+    env = ScriptedEnv(2)
+    async with (
+        buffer_server(max_rollouts=1) as buffers,
+        inserting(buffers.address, env.meta) as client,
+        acting((client, env)),
+        sampling(buffers.address, prefetch=0) as learner,
+    ):
+        await learner.next_batch(5)
+        assert learner._session is not None
+        assert learner._session._stream is not None
+        async with learner._session._stream._lock:  # as while a heartbeat is written
+            acking = asyncio.create_task(learner.ack())
+            await asyncio.sleep(0)
+            acking.cancel()
+            await asyncio.wait({acking})
+        for _ in range(2):
+            check_rollout(await learner.next_batch(10), 8, 2)

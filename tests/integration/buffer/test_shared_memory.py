@@ -103,11 +103,11 @@ async def test_what_was_unacked_at_a_cut_comes_again_by_itself() -> None:
         ):
             # The buffer is full, and so is the window: with messages that refer to memory.
             await assert_eventually(lambda: client.acked >= 2 * LENGTH and client.unacked == 8)
-            before = client._memory
+            before = client._window.memory
             assert before is not None
             assert any(sent.keys for sent in client._window)
             proxy.reset()
-            await assert_eventually(lambda: client._memory not in (None, before))
+            await assert_eventually(lambda: client._window.memory not in (None, before))
             await check_rollouts(learner, 3)
             seen = shared_by(server)
             await check_rollouts(learner, 5, first=3)
@@ -131,7 +131,7 @@ async def test_a_server_that_shares_nothing_gets_the_rows_that_were_meant_for_on
         for value in range(4, 12):
             await client.insert(*step(value))
         await client.flush(10)
-        assert client._memory is None
+        assert client._window.memory is None
         assert client.acked == 12
         assert shared_by(new) == 0
         await context.__aexit__(None, None, None)
@@ -160,17 +160,17 @@ async def test_an_item_that_cannot_be_sent_leaves_its_place() -> None:
                 await client.insert(env_ret, response)
         await client.insert(*step(1))
         await client.flush(5)
-        assert client._memory is not None
-        assert not client._memory._held
+        assert client._window.memory is not None
+        assert not client._window.memory._held
 
 
 async def test_what_lies_in_shared_memory_counts_towards_the_cap_of_the_session() -> None:
     async with picture_server() as server, inserting(server.address, META) as client:
-        assert client._memory is not None
+        assert client._window.memory is not None
         client._cap = 2**30  # a client that does not care
         env_ret, response = step(0)
         env_ret.info = {"map": np.zeros(2 * 2**20, np.uint8)}
-        client._memory._min_bytes = 2**20
+        client._window.memory._min_bytes = 2**20
         await client.insert(env_ret, response)
         with pytest.raises(ResourceExhaustedError, match="lies in shared memory"):
             await client.flush(5)

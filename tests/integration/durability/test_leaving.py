@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlightning.buffer.remote_buffer import SampleClient
-from rlightning.errors import ConfigError, DeadlineExceededError
+from rlightning.buffer.remote_buffer import InsertClient, SampleClient
+from rlightning.errors import ConfigError, DeadlineExceededError, PreconditionError
 from rlightning.testing import assert_eventually
 from rlightning.testing.ports import free_address
 from tests.integration.buffer.harness import FAST, act, asking, inserting, sampling
@@ -117,6 +117,33 @@ async def test_each_rank_gets_the_shares_that_it_has_not_used(folder: Path) -> N
     finally:
         for learner in learners:
             await learner.close()
+
+
+async def test_shares_of_rows_that_no_longer_divide_keep_no_server_from_its_start(
+    folder: Path,
+) -> None:
+    address, options = free_address(), KINDS["rollouts"]
+    envs = [ScriptedEnv(1, ends, f"env-{number}") for number in (0, 1)]
+    writers = [InsertClient(address, spec=env.meta, rpc=FAST) for env in envs]
+    learner = SampleClient(address, rank=0, world_size=2, rpc=FAST)
+    try:
+        async with durable(folder, listen=address, **options) as buffers:
+            for writer in writers:
+                await writer.start()
+            for writer, env in zip(writers, envs, strict=True):
+                await act(writer, env, 4)
+                await writer.flush(10)
+            await learner.start()
+            await learner.next_batch(10)
+            await writers[1].close()
+            await assert_eventually(lambda: buffers.table.rollout_rows == 1)
+        async with durable(folder, listen=address, **options) as buffers:
+            assert list(buffers.table.lending.lent) == [(0, 1)]
+            with pytest.raises(PreconditionError, match="the 1 rows of a rollout do not divide"):
+                await learner.next_batch(20)
+    finally:
+        for client in (*writers, learner):
+            await client.close()
 
 
 async def test_another_storage_lends_to_anybody(folder: Path) -> None:

@@ -1,33 +1,23 @@
-"""Sessions over real sockets: opening, leases, resuming, fencing."""
+"""Sessions over real sockets: opening, resuming, fencing, clocks."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 
 import grpc
 import numpy as np
 import pytest
 
-from rlightning.errors import (
-    AlreadyExistsError,
-    DeadlineExceededError,
-    PreconditionError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
-from rlightning.policy.transfer import send_weights
-from rlightning.rpc import channel as channels
-from rlightning.rpc.channel import connect, stream_unary, unary, unary_stream
+from rlightning.errors import AlreadyExistsError, PreconditionError, UnavailableError
+from rlightning.rpc.channel import connect
 from rlightning.rpc.handlers import EOF
 from rlightning.rpc.stream import Stream
 from rlightning.testing import FaultProxy, assert_eventually, free_address
 from rlightning.types import EnvRet
-from rlightning.utils.config.rpc import RpcConfig
 from rlightning.v1 import policy_service_pb2 as pb
 from rlightning.v1.session_pb2 import CLIENT_STATE_LEAVING
-from tests.integration.rpc.echo import EchoService
 from tests.integration.rpc.harness import (
     FAST,
     EchoClient,
@@ -36,7 +26,6 @@ from tests.integration.rpc.harness import (
     open_session,
     raw_call,
     running,
-    status_of,
 )
 
 
@@ -92,18 +81,6 @@ async def test_a_session_that_comes_back_waits_until_its_end_has_been_dealt_with
             noted.set()
             assert pb.ActResponse.FromString(await call.read()).welcome.session.resumed
             assert service.handler.closed == [("a", True)]
-
-
-async def test_a_write_is_not_given_up_for_the_time_in_which_the_server_stood_still():
-    async with running() as (service, server), raw_call(server.address) as call:
-        await call.write(hello())
-        await call.read()
-        stream = service.handler.opened[0].owner
-        stream.write_since_ns = time.monotonic_ns()
-        time.sleep(2 * FAST.lease_s)
-        await asyncio.sleep(FAST.lease_s / 3)
-        assert stream.error is None
-        await assert_eventually(lambda: stream.error is not None)
 
 
 async def test_a_stream_that_is_ended_in_its_welcome_tells_its_client_so(monkeypatch):
@@ -269,162 +246,6 @@ async def test_a_client_that_was_cut_waits_as_long_as_its_server_told_it():
             assert time.monotonic() - begun > 0.3
 
 
-async def test_a_black_hole_ends_the_lease_on_both_sides_and_is_resumed_after_it():
-    async with (
-        running() as (service, server),
-        FaultProxy(server.address) as proxy,
-        connected(proxy.address) as client,
-    ):
-        await client.ask()
-        proxy.black_hole()
-        begun = time.monotonic()
-        await assert_eventually(lambda: service.registry.open_count == 0)
-        assert FAST.lease_s * 0.5 < time.monotonic() - begun < FAST.lease_s + 15
-        await assert_eventually(lambda: not client.session.connected)
-        # Not over the old connection; gRPC itself would find out after 15 s that it is dead.
-        await assert_eventually(lambda: proxy.accepted > 1, timeout_s=10)
-        proxy.restore()
-        assert (await client.ask()).seq == 2
-        assert client.session.resumed
-        assert client.session.epoch == 2
-
-
-async def test_a_session_is_freed_at_the_end_of_its_resume_window():
-    rpc = RpcConfig(heartbeat_s=0.05, lease_s=0.3, resume_window_s=0.3)
-    async with running(rpc=rpc) as (service, server):
-        async with raw_call(server.address) as call:
-            await call.write(hello())
-            token = pb.ActResponse.FromString(await call.read()).welcome.session.resume_token
-        await assert_eventually(lambda: ("a", False) in service.handler.closed)
-        assert tuple(service.registry.sessions) == ()
-        async with raw_call(server.address) as call:
-            await call.write(hello(token=token))
-            welcome = pb.ActResponse.FromString(await call.read()).welcome.session
-            assert (welcome.resumed, welcome.epoch) == (False, 1)
-
-
-async def test_slots_are_bounded_and_the_dead_make_room():
-    rpc = RpcConfig(heartbeat_s=0.05, lease_s=0.4, resume_window_s=60, max_sessions=2)
-    async with (
-        running(rpc=rpc) as (_, server),
-        connected(server.address, "one", rpc=rpc),
-        raw_call(server.address) as gone,
-    ):
-        await gone.write(hello("gone"))
-        await gone.read()
-        async with connect(server.address, rpc=rpc) as channel:
-            with pytest.raises(ResourceExhaustedError, match=r"services\.policy\.rpc\.max_sess"):
-                await EchoClient(channel, "three").session.start(5)
-            gone.cancel()
-            begun = time.monotonic()
-            while True:
-                three = EchoClient(channel, "three")
-                try:
-                    await three.session.start(5)
-                    break
-                except ResourceExhaustedError:
-                    assert time.monotonic() - begun < 30
-                    await asyncio.sleep(0.05)
-            assert (await three.ask()).seq == 1
-            await three.session.close()
-
-
-async def test_a_client_that_says_nothing_is_ended_after_a_lease():
-    async with running() as (_, server), raw_call(server.address) as call:
-        code, details = await status_of(call)
-        assert code is grpc.StatusCode.UNAVAILABLE
-        assert "no hello" in details
-
-
-async def test_a_client_that_never_reads_is_ended_not_waited_for():
-    async with running() as (service, server), raw_call(server.address) as call:
-        await call.write(hello())
-        await assert_eventually(lambda: bool(service.handler.opened))
-        session = service.handler.opened[0]
-        await assert_eventually(lambda: session.connected)
-
-        async def flood() -> None:
-            while await session.send(bytes(2**20)):
-                pass
-
-        async def beat() -> None:
-            request = pb.ActRequest()
-            request.heartbeat.SetInParent()
-            while not call.done():
-                await call.write(request.SerializeToString())
-                await asyncio.sleep(0.1)
-
-        beating = asyncio.create_task(beat())
-        await asyncio.wait_for(flood(), 30)
-        beating.cancel()
-        await asyncio.wait({beating})
-        await assert_eventually(lambda: service.registry.open_count == 0)
-
-
-async def test_a_task_of_the_server_may_be_cancelled_while_it_sends():
-    rpc = RpcConfig(heartbeat_s=0.1, lease_s=0.6)
-    async with (
-        running(rpc=rpc) as (service, server),
-        FaultProxy(server.address) as proxy,
-        connected(proxy.address, rpc=rpc) as client,
-    ):
-        session = service.handler.opened[0]
-        await client.ask()
-        proxy.black_hole()
-
-        async def flood() -> None:
-            while await session.send(bytes(2**20)):
-                pass
-
-        flooding = asyncio.create_task(flood())
-        await assert_eventually(lambda: session.owner.write_since_ns)
-        await asyncio.wait({flooding}, timeout=0.1)
-        flooding.cancel()
-        await asyncio.wait({flooding})
-        assert flooding.cancelled()
-        proxy.cut()
-        proxy.restore()
-        assert (await client.ask()).seq == 2
-        assert client.session.epoch == 2
-
-
-async def test_slow_work_in_a_handler_does_not_cost_the_lease():
-    rpc = RpcConfig(heartbeat_s=0.05, lease_s=0.3)
-    # A client that is more patient than the server: it is the server's lease that is at stake.
-    async with running(rpc=rpc) as (service, server), raw_call(server.address, rpc=rpc) as call:
-        await call.write(hello())
-        epoch = pb.ActResponse.FromString(await call.read()).welcome.session.epoch
-        service.handler.gate = asyncio.Event()
-        request = pb.ActRequest()
-        request.step.seq, request.step.epoch = 1, epoch
-        request.step.env_ret.env_id = "env"
-        request.step.env_ret.observation.int_value = 1
-        await call.write(request.SerializeToString())
-        await asyncio.sleep(0.8)
-        service.handler.gate.set()
-        assert pb.ActResponse.FromString(await call.read()).answer.seq == 1
-
-
-async def test_a_loop_that_stood_still_does_not_end_leases():
-    async with running() as (service, server), connected(server.address) as client:
-        await client.ask()
-        time.sleep(2 * FAST.lease_s)
-        assert (await client.ask()).seq == 2
-        await asyncio.sleep(FAST.lease_s)
-        assert client.session.epoch == service.registry.open_count == 1
-
-
-async def test_heartbeats_keep_an_idle_session_and_tell_what_the_client_does():
-    async with running() as (service, server), connected(server.address) as client:
-        client.session.activity.state = 2
-        client.session.activity.busy_since_ns = 5
-        await asyncio.sleep(2 * FAST.lease_s)
-        session = service.handler.opened[0]
-        assert (session.client_state, session.busy_since_ns) == (2, 5)
-        assert client.session.connected
-        assert client.session.epoch == 1
-
-
 async def test_a_server_learns_of_the_clock_of_a_client_on_another_machine(monkeypatch):
     async with running() as (service, server):
         async with connected(server.address) as client:
@@ -470,175 +291,6 @@ async def test_when_a_message_left_is_known_by_the_clock_that_heartbeats_tell_of
         await call.read()
         assert session.offset.clock_id == "theirs"
         assert session.when_left(request)() is None
-
-
-async def test_a_cancelled_send_leaves_a_session_that_works():
-    async with (
-        running() as (_, server),
-        FaultProxy(server.address) as proxy,
-        connected(proxy.address, rpc=RpcConfig()) as client,
-    ):
-        proxy.black_hole()
-        sending = asyncio.create_task(_send_until_blocked(client))
-        await assert_eventually(lambda: client.session._stream.writing)
-        await asyncio.sleep(0.1)
-        sending.cancel()
-        await asyncio.wait({sending})
-        assert sending.cancelled()
-        proxy.restore()
-        await assert_eventually(lambda: client.session.epoch == 2)
-        assert (await client.ask()).seq == 1
-
-
-async def _send_until_blocked(client: EchoClient) -> None:
-    data = client.encode(10, EnvRet("env", np.zeros(2**20, np.uint8)))
-    while await client.session.send(data):
-        pass
-
-
-async def test_a_send_that_waits_for_a_lost_server_is_told_so_and_not_cancelled():
-    async with (
-        running() as (_, server),
-        FaultProxy(server.address) as proxy,
-        connected(proxy.address) as client,
-    ):
-        proxy.black_hole()
-        sending = asyncio.create_task(_send_until_blocked(client))
-        await assert_eventually(sending.done)
-        assert sending.exception() is None
-        assert client.session.epoch == 1
-        proxy.cut()
-        proxy.restore()
-
-
-async def test_a_server_that_is_not_there_is_named():
-    async with connect("127.0.0.1:1", rpc=FAST) as channel:
-        begun = time.monotonic()
-        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1: cannot connect: .*refused"):
-            await EchoClient(channel).session.start(0.3)
-        assert time.monotonic() - begun < 15
-
-
-async def test_a_welcome_that_does_not_come_is_asked_for_over_another_connection():
-    service = EchoService(FAST)
-    open_session = service.handler.on_open
-
-    async def late(session, reader):
-        await asyncio.sleep(0.5)
-        return await open_session(session, reader)
-
-    service.handler.on_open = late
-    async with running(service) as (_, server), FaultProxy(server.address) as proxy:
-        # The connection may be what is dead; or the server is slow, and gets more time each time.
-        async with connected(proxy.address, welcome_timeout_s=0.1) as client:
-            assert (await client.ask()).seq == 1
-            assert proxy.accepted > 1
-        async with connect(proxy.address, rpc=FAST) as channel:
-            client = EchoClient(channel, "b", welcome_timeout_s=0.1)
-            with pytest.raises((UnavailableError, AlreadyExistsError)):
-                await client.session.start(0.3)
-
-
-class Waiting(EchoService):
-    """Answers no call that needs no session."""
-
-    async def describe(self, request, context):
-        self.log.append("describe")
-        await asyncio.Event().wait()
-
-    async def publish(self, requests, context):
-        self.log.append("publish")
-        await asyncio.Event().wait()
-
-
-async def test_a_connection_that_is_given_up_cancels_nobody_who_shares_it():
-    async def pull(channel):
-        request = pb.PullWeightsRequest(min_policy_version=1)
-        method = f"/{EchoService.name}/PullWeights"
-        async for _ in unary_stream(channel, method, request, pb.PullWeightsResponse, timeout=20):
-            service.log.append("pull")
-
-    async def publish(channel):
-        method, response = f"/{EchoService.name}/PublishWeights", pb.PublishWeightsResponse
-        await stream_unary(channel, method, endless(), response, timeout=20)
-
-    async def endless():
-        while True:
-            yield pb.PublishWeightsRequest(chunk=b"1")
-            await asyncio.sleep(0.01)
-
-    async def describe(channel):
-        method, request = f"/{EchoService.name}/Describe", pb.PolicyServiceDescribeRequest()
-        await unary(channel, method, request, pb.PolicyServiceDescribeResponse, timeout=20)
-
-    service = Waiting(FAST)
-    async with running(service) as (_, server), connect(server.address, rpc=FAST) as channel:
-        clients = EchoClient(channel, "a"), EchoClient(channel, "b")
-        for client in clients:
-            await client.session.start(5.0)
-        calls = [asyncio.create_task(call(channel)) for call in (pull, publish, describe)]
-        await assert_eventually(lambda: {*service.log} >= {"pull", "publish", "describe"})
-        for client in clients:  # each takes the connection for dead
-            client.session.renew(UnavailableError("nothing heard"))
-        await asyncio.wait(calls, timeout=30)
-        for call in calls:
-            with pytest.raises(UnavailableError, match="the connection was given up"):
-                call.result()
-        await assert_eventually(lambda: all(len(client.welcomes) == 2 for client in clients))
-        assert channel.connection == 1  # what one has made, the other does not close
-        clients[0].session.renew(UnavailableError("nothing heard"))
-        await assert_eventually(lambda: all(len(client.welcomes) == 3 for client in clients))
-        for client in clients:
-            assert (await client.ask()).seq == 1
-            await client.session.close()
-
-
-@asynccontextmanager
-async def silent():
-    """Yields a channel to what accepts connections and says nothing, and those it accepted."""
-    accepted = []
-    server = await asyncio.start_server(lambda *streams: accepted.append(streams), "127.0.0.1", 0)
-    address = "{}:{}".format(*server.sockets[0].getsockname())
-    try:
-        async with connect(address, rpc=FAST) as channel:
-            yield channel, accepted
-    finally:
-        for _, writer in accepted:
-            writer.close()
-        server.close()
-
-
-async def one_chunk():
-    yield pb.PublishWeightsRequest(chunk=b"1")
-
-
-async def test_a_stream_to_a_service_that_never_answered_ends_with_its_connection():
-    def publish(timeout):
-        method, response = f"/{EchoService.name}/PublishWeights", pb.PublishWeightsResponse
-        return stream_unary(channel, method, one_chunk(), response, timeout=timeout)
-
-    async with silent() as (channel, accepted):
-        call = asyncio.create_task(publish(20))
-        await assert_eventually(lambda: accepted)
-        await channel.renew()
-        with pytest.raises(UnavailableError, match="the connection was given up"):
-            await asyncio.wait_for(call, 30)
-        with pytest.raises(DeadlineExceededError):
-            await asyncio.wait_for(publish(0.2), 20)
-
-
-async def test_a_task_is_cancelled_where_nothing_tells_for_whom_that_was_meant(monkeypatch):
-    # As before Python 3.11.
-    monkeypatch.setattr(channels, "own_cancellation", lambda given_up: not given_up)
-    async with silent() as (channel, accepted):
-        send = send_weights(channel, 1, b"x", learner_id="a", timeout_s=60)
-        publishing = asyncio.create_task(send)
-        await assert_eventually(lambda: accepted)
-        await channel.renew()
-        await assert_eventually(lambda: len(accepted) == 2)  # it tries again
-        publishing.cancel()
-        await asyncio.wait({publishing}, timeout=30)
-        assert publishing.cancelled()
 
 
 async def test_a_callback_that_raises_fails_the_session_and_not_silently(caplog):

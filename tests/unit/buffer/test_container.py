@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from rlightning.buffer.sampler import PrioritisedSampler
 from rlightning.buffer.utils.container import DataContainer
 from rlightning.errors import InvalidRowError, StorageFullError
 from rlightning.utils.conversions import BFloat16Array
@@ -90,3 +93,27 @@ def test_clear_keeps_memory_and_lets_other_columns_in() -> None:
     assert len(storage.get_data()["x"]) == 0
     storage.push({"y": np.ones(2)})
     assert sorted(storage.get_data()) == ["y"]
+
+
+@pytest.mark.parametrize("removal", ["lifo", "priority"])
+def test_what_was_discarded_makes_room_before_all_others(removal: Any) -> None:
+    storage = DataContainer(4, removal=removal)
+    if removal == "priority":
+        storage.watcher = PrioritisedSampler(4)
+    storage.push(rows(0, 1, 2, 3))
+    assert storage.discard(1, 2) == 2
+    storage.push(rows(4, 5))
+    assert sorted(storage.get_data()["x"].tolist()) == [0, 3, 4, 5]
+    assert storage.discard(3, 3) == 3
+    storage.push(rows(6, 7, 8, 9))
+    assert sorted(storage.get_data()["x"].tolist()) == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("unit", ["transition", "episode"])
+def test_a_fixed_storage_has_room_again_for_what_was_discarded_last(unit: Any) -> None:
+    storage = DataContainer(5, "fixed", unit)
+    storage.push(rows(0, 1))
+    storage.push(rows(2, 3, 4))
+    assert (storage.room, storage.discard(2, 3), storage.room) == (0, 3, 3)
+    storage.push(rows(5, 6, 7))
+    assert storage.get_data()["x"].tolist() == [0, 1, 5, 6, 7]

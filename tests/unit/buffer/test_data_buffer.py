@@ -1,53 +1,27 @@
+"""Data comes into a buffer, and episodes end."""
+
 from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 
 from rlightning.buffer import (
     BufferConfig,
     DataBuffer,
     ReplayBuffer,
-    RolloutBuffer,
-    SamplerConfig,
     StorageConfig,
     build_data_buffer,
 )
-from rlightning.buffer.utils import utils
-from rlightning.buffer.utils.preprocessors import BoxFlattenPreprocessor
 from rlightning.buffer.utils.utils import default_postprocess_fn
-from rlightning.errors import (
-    BufferEmptyError,
-    ConfigError,
-    InvalidRowError,
-    ReplayError,
-    StorageFullError,
-)
+from rlightning.errors import ConfigError, InvalidRowError, ReplayError, StorageFullError
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.registry import BUFFERS
-from tests.unit.buffer.scripted import ScriptedEnv, answer, check_transitions, meta
-
-
-def replay(metas: Any = None, **config: Any) -> ReplayBuffer:
-    buffer = ReplayBuffer(BufferConfig(**{"type": "ReplayBuffer", "capacity": 100, **config}))
-    buffer.init(metas)
-    return buffer
-
-
-def step(t: int, *, done: bool = False, env_id: str = "env") -> tuple[EnvRet, PolicyResponse]:
-    """Step t of a lone env: observation t, reward t, action 10 t."""
-    env_ret = EnvRet(env_id, np.full(3, t, np.float32), float(t), done, False)
-    return env_ret, PolicyResponse(env_id, action=np.int64(10 * t), value=np.float32(t))
-
-
-def add(buffer: DataBuffer, steps: int, *, ends: bool = False, env_id: str = "env") -> None:
-    for t in range(steps):
-        buffer.add_transition(env_id, *step(t, done=ends and t == steps - 1, env_id=env_id))
+from tests.unit.buffer.lone_env import add, replay, step
+from tests.unit.buffer.scripted import ScriptedEnv, answer, check_transitions
 
 
 def test_t_pairs_give_t_minus_1_transitions_once_the_episode_is_truncated() -> None:
@@ -227,64 +201,6 @@ def test_a_fixed_storage_refuses_what_does_not_fit_and_keeps_the_episode() -> No
     assert issubclass(StorageFullError, RuntimeError)
 
 
-def test_get_takes_ints_sequences_arrays_and_dicts() -> None:
-    buffer = replay()
-    add(buffer, 6)
-    buffer.truncate_one_episode("env")
-    assert buffer.get(-1)["reward"] == 5
-    assert buffer[1]["reward"] == 2
-    for item in ([0, -1], (0, 4), np.array([0, 4]), {"storage_idx": 0, "indices": [0, 4]}):
-        np.testing.assert_array_equal(buffer.get(item)["reward"], [1, 5])
-    np.testing.assert_array_equal(buffer[0, [2]]["reward"], [3])
-    assert len(buffer.get([])["reward"]) == 0
-    for bad in (None, 1.0, "x", [0.5], object()):
-        with pytest.raises(TypeError):
-            buffer.get(bad)
-    with pytest.raises(IndexError, match="index 5 of 5"):
-        buffer.get(5)
-    with pytest.raises(IndexError, match="storage 3"):
-        buffer.get({"storage_idx": 3, "indices": 0})
-    buffer.get([0])["reward"][:] = 99
-    assert buffer.get(0)["reward"] == 1
-
-
-def test_get_takes_tensors() -> None:
-    buffer = replay()
-    for t in range(3):
-        env_ret, response = step(t)
-        buffer.add_transition("env", env_ret.cpu(), response.cpu())
-    buffer.truncate_one_episode("env")
-    np.testing.assert_array_equal(buffer.get(torch.tensor([1, 0]))["reward"], [2, 1])
-
-
-def test_sample_returns_one_entry_per_train_worker() -> None:
-    buffer = replay(sampler=SamplerConfig(type="all"))
-    add(buffer, 6)
-    buffer.truncate_one_episode("env")
-    (batch,) = buffer.sample(shuffle=False)
-    np.testing.assert_array_equal(batch["reward"], [1, 2, 3, 4, 5])
-    buffer.init_storage_table(train_worker_num=2)
-    parts = [part["reward"].tolist() for part in buffer.sample(shuffle=False)]
-    assert parts == [[1, 3], [2, 4]]
-    parts = [part["reward"].tolist() for part in buffer.sample(shuffle=False, drop_last=False)]
-    assert parts == [[1, 3, 5], [2, 4, 1]]
-    with pytest.raises(ValueError, match="at least one train worker"):
-        buffer.init_storage_table(train_worker_num=0)
-
-
-def test_init_says_how_many_train_workers_there_are() -> None:
-    buffer = replay(sampler=SamplerConfig(type="all"))
-    buffer.init(train_worker_num=2)
-    add(buffer, 5)
-    buffer.truncate_one_episode("env")
-    parts = [part["reward"].tolist() for part in buffer.sample(shuffle=False)]
-    assert parts == [[1, 3], [2, 4]]
-    table = buffer.table
-    with pytest.raises(ValueError, match="at least one train worker, got 0"):
-        buffer.init(train_worker_num=0)
-    assert (buffer.table, buffer.size()) == (table, 4)  # it goes on as it was
-
-
 def test_nothing_of_an_evaluation_is_stored() -> None:
     buffer = replay(auto_truncate_episode=True)
     add(buffer, 3)
@@ -302,18 +218,6 @@ def test_nothing_of_an_evaluation_is_stored() -> None:
     assert buffer.env_ids == ("env", "other")
 
 
-def test_a_replay_buffer_keeps_what_it_samples() -> None:
-    buffer = replay(sampler=SamplerConfig(type="uniform", seed=3))
-    add(buffer, 11)
-    buffer.truncate_one_episode("env")
-    first = buffer.sample(8)[0]["reward"]
-    buffer.seed(3)
-    np.testing.assert_array_equal(buffer.sample(8)[0]["reward"], first)
-    assert buffer.size() == 10
-    with pytest.raises(ValueError, match="a batch of 11 from 10"):
-        buffer.sample(11)
-
-
 def test_a_buffer_of_a_users_own_is_made_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ours(ReplayBuffer):
         pass
@@ -322,77 +226,6 @@ def test_a_buffer_of_a_users_own_is_made_by_its_name(monkeypatch: pytest.MonkeyP
     assert type(build_data_buffer("ours", BufferConfig(type="ReplayBuffer", capacity=1))) is Ours
     with pytest.raises(KeyError, match="no buffer 'our' is registered; did you mean ours"):
         build_data_buffer("our", BufferConfig(type="ReplayBuffer", capacity=1))
-
-
-def test_a_rollout_buffer_gives_everything_once(caplog: pytest.LogCaptureFixture) -> None:
-    config = BufferConfig(type="RolloutBuffer", capacity=100)
-    buffer = build_data_buffer("RolloutBuffer", config)
-    assert isinstance(buffer, RolloutBuffer)
-    buffer.init()
-    add(buffer, 11)
-    buffer.truncate_one_episode("env")
-    assert sorted(buffer.sample()[0]["reward"]) == list(range(1, 11))
-    assert buffer.size() == 0
-    with pytest.raises(BufferEmptyError):
-        buffer.sample()
-
-    config.sampler = SamplerConfig(type="batch")
-    buffer = RolloutBuffer(config)
-    buffer.init()
-    add(buffer, 11)
-    buffer.truncate_one_episode("env")
-    with pytest.raises(ValueError, match="a batch of 11"):
-        buffer.sample(11)
-    with caplog.at_level(logging.WARNING):
-        assert len(buffer.sample(4)[0]["reward"]) == 4
-    assert "6 of 10 stored transitions are dropped unseen" in caplog.text
-    assert buffer.size() == 0
-    add(buffer, 4)
-    buffer.truncate_one_episode("env")
-    caplog.clear()
-    with caplog.at_level(logging.WARNING), pytest.raises(ValueError, match="needs a batch_size"):
-        buffer.sample()
-    assert not caplog.text
-
-
-def test_an_empty_buffer() -> None:
-    buffer = replay()
-    assert buffer.get_all() == {}
-    buffer.clear()
-    with pytest.raises(BufferEmptyError):
-        buffer.sample(1)
-    fresh = ReplayBuffer(BufferConfig(type="ReplayBuffer", capacity=1))
-    assert (fresh.size(), fresh.storages, fresh.sampler) == (0, {}, None)
-    fresh.init_storage_table()
-    for kind in (ReplayBuffer, RolloutBuffer):
-        with pytest.raises(ValueError, match="before init"):
-            kind(BufferConfig(type=kind.__name__, capacity=1)).sample(1)
-    with pytest.raises(ReplayError, match="init"):
-        fresh.add_transition("env", *step(0))
-
-
-def test_clear_keeps_open_episodes() -> None:
-    buffer = replay()
-    add(buffer, 3)
-    buffer.truncate_one_episode("env")
-    add(buffer, 3)
-    buffer.clear()
-    assert buffer.size() == 0
-    buffer.truncate_one_episode("env")
-    assert buffer.size() == 2
-
-
-def test_clear_keeps_what_came_of_a_half_received_transition() -> None:
-    buffer = replay()
-    buffer.add_data_async("env", step(0)[0])
-    buffer.clear()
-    buffer.add_data_async("env", step(0)[1])
-    for half in step(1):
-        buffer.add_data_async("env", half)
-    buffer.truncate_one_episode("env")
-    columns = buffer.get_all()
-    assert (columns["observation"][:, 0].tolist(), columns["action"].tolist()) == ([0], [0])
-    assert columns["reward"].tolist() == [1]
 
 
 def test_episodes_made_elsewhere_are_stored_as_they_are() -> None:
@@ -420,106 +253,11 @@ def test_episodes_made_elsewhere_are_stored_as_they_are() -> None:
         buffer.add_episode({"reward": np.ones(2)})
 
 
-def test_the_default_postprocess_function_agrees_with_the_buffer() -> None:
-    buffer = replay(auto_truncate_episode=True)
-    add(buffer, 5, ends=True)
-    rets, responses = zip(*(step(t, done=t == 4) for t in range(5)), strict=True)
-    episode = {name: [ret.to_dict()[name] for ret in rets] for name in rets[0].to_dict()}
-    episode |= {name: [r.to_dict()[name] for r in responses] for name in ("action", "value")}
-    stored = buffer.get_all()
-    for name, column in default_postprocess_fn(episode).items():
-        np.testing.assert_array_equal(column, stored[name])
-        assert column.dtype == stored[name].dtype
-
-
-def test_preprocessors_see_every_observation_of_a_transition() -> None:
-    space = gym.spaces.Box(-1, 1, (2, 2), np.float32)
-    buffer = ReplayBuffer(
-        BufferConfig(type="ReplayBuffer", capacity=10, auto_truncate_episode=True),
-        obs_preprocessor=BoxFlattenPreprocessor(space),
-        reward_preprocessor=lambda reward: reward * 10,
-    )
-    buffer.init([meta(2, observation=space)])
-    for t in range(2):
-        ends = np.array([t == 1, t == 1])
-        env_ret = EnvRet(
-            "env", np.full((2, 2, 2), t, np.float32), np.full(2, t), ends, ~ends & ends
-        )
-        if t:
-            env_ret.info = {
-                "final_rows": [0, 1],
-                "final_observation": np.full((2, 2, 2), 7, np.float32),
-            }
-        buffer.add_transition("env", env_ret, PolicyResponse("env", action=np.zeros(2)))
-    columns = buffer.get_all()
-    np.testing.assert_array_equal(columns["next_observation"], np.full((2, 4), 7))
-    np.testing.assert_array_equal(columns["reward"], [10, 10])
-
-
 def test_an_env_without_an_id_lets_no_other_env_in() -> None:
     buffer = ReplayBuffer(BufferConfig(type="ReplayBuffer", capacity=10))
     buffer.init([EnvMeta("")])
     with pytest.raises(KeyError, match=r"env 'env' is none of \[''\]"):
         add(buffer, 1)
-
-
-def test_own_preprocess_functions_decide_what_is_stored() -> None:
-    def preprocess(data: dict, env_ret: Any, response: Any, *functions: Any) -> dict:
-        assert len(functions) == 4
-        return {
-            "observation": env_ret.observation[:1],
-            "last_reward": env_ret.last_reward,
-            "last_terminated": False,
-            "last_truncated": False,
-            "doubled": 2 * response.action,
-        }
-
-    buffer = ReplayBuffer(BufferConfig(type="ReplayBuffer", capacity=10), preprocess_fn=preprocess)
-    buffer.init([EnvMeta("env")])
-    add(buffer, 3)
-    buffer.truncate_one_episode("env")
-    assert buffer.get_all()["observation"].shape == (2, 1)
-    np.testing.assert_array_equal(buffer.get_all()["doubled"], [0, 20])
-
-
-@pytest.mark.parametrize(
-    "functions",
-    [
-        ("obs_preprocessor", "env_ret_preprocess_fn"),
-        ("reward_preprocessor", "preprocess_fn"),
-        ("env_ret_preprocess_fn", "preprocess_fn"),
-        ("policy_resp_preprocess_fn", "preprocess_fn"),
-    ],
-)
-def test_functions_that_exclude_each_other(functions: tuple[str, str]) -> None:
-    config = BufferConfig(type="ReplayBuffer", capacity=10)
-    for name in functions:
-        ReplayBuffer(config, **{name: lambda *args: args[0]})
-    with pytest.raises(ValueError, match="exclude each other"):
-        ReplayBuffer(config, **{name: lambda *args: args[0] for name in functions})
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("obs_preprocessor", "reward_preprocessor", "policy_resp_preprocess_fn", "postprocess_fn"),
-        ("env_ret_preprocess_fn", "policy_resp_preprocess_fn", "postprocess_fn"),
-        ("preprocess_fn", "postprocess_fn"),
-    ],
-)
-def test_functions_that_go_together(names: tuple[str, ...]) -> None:
-    config, called = BufferConfig(type="ReplayBuffer", capacity=10), []
-
-    def noting(name: str) -> Any:
-        function = getattr(utils, f"default_{name}")
-        return lambda *args: called.append(name) or function(*args)
-
-    buffer = ReplayBuffer(config, **{name: noting(name) for name in names})
-    buffer.init()
-    add(buffer, 3)
-    buffer.truncate_one_episode("env")
-    assert buffer.get_all()["reward"].tolist() == [1, 2]
-    assert set(called) == set(names)
 
 
 @pytest.mark.parametrize(

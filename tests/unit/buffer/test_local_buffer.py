@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from rlightning.buffer.local_buffer import LocalBuffer
 from rlightning.errors import ConfigError, DeadlineExceededError, InvalidRowError, ReplayError
-from rlightning.types import EnvMeta
+from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.config import BufferConfig
 from tests.unit.buffer.scripted import ScriptedEnv, answer, check_order, check_transitions
 
@@ -84,3 +85,17 @@ async def test_a_closed_writer_is_over() -> None:
     assert not buffer.table.producers
     with pytest.raises(ConfigError, match="id of its env"):
         buffer.writer(EnvMeta())
+
+
+async def test_an_answer_of_another_env_breaks_the_segment_too() -> None:
+    buffer = local()
+    writer = buffer.writer(EnvMeta("env"))
+    for step, answered in enumerate(("env", "other", "env", "env")):
+        env_ret = EnvRet("env", np.full(3, step, np.float32), float(step))
+        inserting = writer.insert(env_ret, PolicyResponse(answered, action=np.int64(step)))
+        if answered == "env":
+            await inserting
+        else:
+            with pytest.raises(ValueError, match="Mismatched env_id"):
+                await inserting
+    assert buffer.table.buffer.get_all()["action"].tolist() == [2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -270,3 +271,50 @@ async def test_the_directory_is_let_go_once_nothing_writes_into_it_even_if_nobod
     free = DataDirectory(tmp_path)
     assert not list(free.checkpoints.iterdir())
     free.close()
+
+
+async def test_a_disk_that_gets_full_while_the_journal_closes_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, log = opened(tmp_path)
+    await put(log, b"one")
+    writes, go_on = threading.Event(), threading.Event()
+
+    def full(_: Sequence[Entry]) -> None:
+        writes.set()
+        go_on.wait(30)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(journal, "write", full)
+    log.append(1, (LONG,))
+    assert await asyncio.to_thread(writes.wait, 30)
+    closing = asyncio.create_task(log.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait_for(closing, 20)
+    assert isinstance(log.failure, OSError)
+
+
+async def test_who_is_cancelled_while_the_store_closes_is_not_told_of_that_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, go_on, real = threading.Event(), threading.Event(), checkpoint._finish
+
+    def slow(*given: Any) -> int:
+        writes.set()
+        go_on.wait(30)
+        return real(*given)
+
+    monkeypatch.setattr(checkpoint, "_finish", slow)
+    kept = stored(tmp_path)
+    kept.open()
+    await kept.begin(on_full=lambda _: None, on_lost=lambda _: None)
+    asking = asyncio.create_task(kept.checkpoint())
+    assert await asyncio.to_thread(writes.wait, 30)
+    closing = asyncio.create_task(kept.close())
+    await asyncio.sleep(0)
+    asking.cancel()
+    go_on.set()
+    await asyncio.wait_for(closing, 20)
+    await asyncio.wait({asking}, timeout=20)
+    assert asking.cancelled()

@@ -9,7 +9,7 @@ from rlightning.buffer import BufferConfig, RolloutBuffer
 from rlightning.buffer.pipeline import Item
 from rlightning.buffer.rollouts import Rollout
 from rlightning.errors import InvalidRowError, ReplayError
-from rlightning.types import PolicyResponse
+from rlightning.types import EnvMeta, MultiAgentEnvRet, PolicyResponse
 from tests.unit.buffer.scripted import ScriptedEnv, answer, check_order, check_transitions
 
 
@@ -241,6 +241,19 @@ def test_get_reads_rollouts_too() -> None:
         buffer.get(12)
     with pytest.raises(ReplayError, match="take its rollouts"):
         buffer.sample()
+
+
+def test_get_reads_rollouts_with_rewards_by_agent() -> None:
+    buffer, agents = rollouts(), ("left", "right")
+    buffer.open_group(EnvMeta("env"))
+    for step in range(5):
+        env_ret = MultiAgentEnvRet(
+            "env", np.zeros(2, np.float32), dict.fromkeys(agents, float(step))
+        )
+        item = Item(env_ret, PolicyResponse("env", action=np.int64(step)))
+        buffer.commit(buffer.prepare("env", [item]))
+    assert buffer.get(-1)["reward"] == {"left": 4, "right": 4}
+    assert buffer.get([0, 3])["reward"]["right"].tolist() == [1, 4]
 
 
 def test_a_message_larger_than_all_rollouts_is_refused() -> None:

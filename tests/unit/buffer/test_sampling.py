@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlightning.buffer import BufferConfig, ReplayBuffer, RolloutBuffer, SamplerConfig, Where
+from rlightning.buffer import (
+    BufferConfig,
+    ReplayBuffer,
+    RolloutBuffer,
+    SamplerConfig,
+    Where,
+    build_data_buffer,
+)
 from rlightning.buffer.utils.container import DataContainer
 from rlightning.buffer.utils.sum_tree import SumTree
 from rlightning.errors import BufferEmptyError, ConfigError, ReplayError
@@ -162,6 +169,20 @@ def test_sequences_end_where_the_env_ended_an_episode() -> None:
     assert {tuple(pair) for pair in rewards.tolist()} == {(1, 2), (2, 3), (5, 6)}
 
 
+def test_sequences_of_n_steps_reach_the_end_of_their_episode() -> None:
+    sampler = {"type": "sequence", "length": 4}
+    config = BufferConfig(type="ReplayBuffer", capacity=20, sampler=sampler, n_step=3)
+    buffer = build_data_buffer("ReplayBuffer", config)
+    buffer.init()
+    for ends in (5, 2, 2):  # the others are too short, and not joined
+        for t in range(ends + 1):
+            env_ret = EnvRet("env", np.full(2, t, np.float32), float(t), t == ends)
+            response = PolicyResponse("env", action=np.int64(t))
+            buffer.add_transition("env", env_ret, response, truncated=t == ends)
+    begins = np.concatenate([buffer.sample(9)[0]["observation"][:, 0, 0] for _ in range(10)])
+    assert set(begins.tolist()) == {0, 1}
+
+
 def test_too_short_episodes_give_no_sequence() -> None:
     buffer = make({"type": "sequence", "length": 5})
     add(buffer, 4, 4)
@@ -308,6 +329,10 @@ def test_removal_of_the_lowest_priority() -> None:
         (
             {"storage": {"unit": "episode"}, "sampler": {"type": "sequence", "length": 2}},
             "'sequence' needs",
+        ),
+        (
+            {"sampler": {"type": "sequence", "length": 101}},
+            "sampler.length: expected at most buffer.capacity, 100, got 101",
         ),
     ],
 )

@@ -16,11 +16,13 @@ from rlightning.buffer import (
     SamplerConfig,
     StorageConfig,
 )
+from rlightning.buffer.sharded_client import _units
 from rlightning.buffer.shards import merge, pack, split_counts, unpack
 from rlightning.buffer.utils import Storage
 from rlightning.errors import ConfigError, InvalidRowError, ReplayError
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.utils.config import NodeConfig
+from rlightning.wire import Batch
 
 
 def sharded(
@@ -342,3 +344,14 @@ def test_parts_that_differ_are_refused() -> None:
         merge([{"reward": np.zeros(1)}, {"reward": np.zeros(1), "more": np.zeros(1)}])
     with pytest.raises(InvalidRowError, match="reward"):
         merge([{"reward": np.zeros(1)}, {"reward": np.zeros(1, np.int64)}])
+
+
+def test_parts_with_rewards_by_agent_are_laid_side_by_side() -> None:
+    def episodes(count: int, length: int) -> dict[str, Any]:
+        return {"reward": {agent: np.zeros((count, length)) for agent in ("a", "b", "c")}}
+
+    assert merge([episodes(1, 4), episodes(2, 4)])["reward"]["b"].shape == (3, 4)
+    merged = merge([episodes(1, 4), episodes(2, 5)])
+    assert [episode["reward"]["b"].shape for episode in merged] == [(4,), (5,), (5,)]
+    assert _units(Batch(1, episodes(2, 5), {})) == 2
+    assert _units(Batch(1, episodes(2, 5), {}), 1) == 5

@@ -1,4 +1,4 @@
-"""The rows of DataBuffer and of episode assembly that `test_data_buffer` does not have."""
+"""The rows of DataBuffer and of episode assembly that the tests beside this folder do not have."""
 
 from __future__ import annotations
 
@@ -241,7 +241,9 @@ def test_all_rows_of_a_vector_env_are_stored_in_one_go(
     container = buffer.storages[0].container
     push_flat = container.push_flat
     monkeypatch.setattr(
-        container, "push_flat", lambda *args: pushes.append(len(args[2])) or push_flat(*args)
+        container,
+        "push_flat",
+        lambda *args, **how: pushes.append(len(args[2])) or push_flat(*args, **how),
     )
     env_ret = env.reset()
     for _ in range(5):
