@@ -25,7 +25,7 @@ from rlightning.latency import ClockOffset, boot_id
 from rlightning.rpc import status
 from rlightning.rpc.activity import current_activity
 from rlightning.rpc.auth import is_loopback
-from rlightning.rpc.channel import Channel, connection_given_up, own_cancellation
+from rlightning.rpc.channel import Channel, own_cancellation
 from rlightning.rpc.client_stream import ClientStream
 from rlightning.rpc.handlers import EOF
 from rlightning.rpc.protocol import (
@@ -477,7 +477,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
             if stream.lost is not None:
                 raise stream.lost from None
             if stream.connection_given_up and not own_cancellation(True):
-                raise connection_given_up(self.peer) from None
+                raise self._channel.given_up() from None
             raise
         except grpc.aio.AioRpcError as error:
             raise status.from_rpc_error(error, peer=self.peer, method=self._method) from error
