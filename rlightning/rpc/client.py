@@ -216,17 +216,23 @@ class SessionClient(Generic[RequestT, ResponseT]):
     async def close(self) -> None:
         """Ends the session in order. Safe to repeat.
 
-        Waits at most a second until what is to be sent is, and another one for the server.
+        Waits at most a second until what is to be sent is, and another one for the server. Between
+        two streams it comes back to a server that keeps its place, for a second at most.
         """
         self._closing = True
-        stream = self._stream
+        stream, task = self._stream, self._task
         if stream is not None:
             await stream.half_close(self._heartbeat(CLIENT_STATE_LEAVING))
-            if self._task is not None:
-                await asyncio.wait({self._task}, timeout=1.0)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            if task is not None:
+                await asyncio.wait({task}, timeout=1.0)
+        if task is None:
+            return
+        away = stream is None and not task.done()
+        task.cancel()
+        await asyncio.wait({task})
+        if away and self._token:
+            with suppress(RemoteError, asyncio.TimeoutError):
+                await wait_within(self._come_back_to_leave(), 1.0)
 
     def new_request(self) -> RequestT:
         """Returns an empty request that carries the stamps of now."""
@@ -368,6 +374,21 @@ class SessionClient(Generic[RequestT, ResponseT]):
             stream.beaten.set()
             if stream.connection_lost:
                 await stream.give_up_connection()
+
+    async def _come_back_to_leave(self) -> None:
+        """Takes the session over once more, and ends it in order.
+
+        Raises:
+            RemoteError: The server cannot be reached, or refused.
+        """
+        stream = ClientStream(self._channel, self._method)
+        try:
+            await self._greet(stream, None)
+            await stream.half_close(self._heartbeat(CLIENT_STATE_LEAVING))
+            while await self._read(stream) is not None:
+                pass
+        finally:
+            stream.close()
 
     def _turn_to(self, channel: Channel) -> None:
         """Lets the next stream go to a server, which knows nothing of a session at another one."""
