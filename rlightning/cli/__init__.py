@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
 from typing import NoReturn
 
-from rlightning.cluster.interrupt import interruptible
+from rlightning.cluster.interrupt import one_line_interrupt
 
 __all__ = ["main"]
 
@@ -17,7 +16,7 @@ __all__ = ["main"]
 def main() -> NoReturn:
     """Runs the command line of this process; exits the process."""
     try:
-        with interruptible():  # from now on, since to load what a command needs takes a second
+        with one_line_interrupt():  # to load what a command needs takes a second
             from rlightning.cli.app import app
             from rlightning.utils.config.environment import keep_grpc_to_errors
 
@@ -26,9 +25,6 @@ def main() -> NoReturn:
         code: object = 0
     except SystemExit as end:
         code = end.code
-    except KeyboardInterrupt:  # before a command had begun
-        sys.stderr.write("interrupted\n")
-        code = 128 + signal.SIGINT
     # Not by way of the interpreter's own end: gRPC's polling thread lives on into it, and may print
     # a traceback there.
     logging.shutdown()

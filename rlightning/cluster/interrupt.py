@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -57,4 +58,20 @@ def interruptible() -> Iterator[None]:
         raise
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is interrupt:  # else it is for somebody else by now
+                signal.signal(number, handler)
+
+
+@contextmanager
+def one_line_interrupt() -> Iterator[None]:
+    """Makes a process `interruptible` from its start: all that it does is inside, its imports too.
+
+    SIGTERM would kill it before that, and the first process of a container would not even hear it.
+    An interrupt that nothing inside deals with is one line on stderr and exit status 130.
+    """
+    try:
+        with interruptible():
+            yield
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise SystemExit(128 + signal.SIGINT) from None

@@ -132,10 +132,10 @@ class PolicyFleet:
         for address, one in zip(clients, found, strict=True):
             if isinstance(one, PolicyDescription):
                 described[address] = one
-            elif isinstance(one, RemoteError):
-                errors.append(one)
             elif self.clients.get(address) is clients[address]:
-                raise one
+                if not isinstance(one, RemoteError):
+                    raise one
+                errors.append(one)
             # else it has left meanwhile, and its client was closed
         if not described:
             raise errors[0] if errors else UnavailableError("there is no policy server")

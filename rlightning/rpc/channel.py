@@ -12,7 +12,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from typing_extensions import Self
 
-from rlightning.errors import ResourceExhaustedError, UnavailableError
+from rlightning.errors import PreconditionError, ResourceExhaustedError, UnavailableError
 from rlightning.rpc import status, trace_context
 from rlightning.rpc.auth import call_metadata, channel_credentials
 from rlightning.rpc.handlers import EOF
@@ -49,6 +49,7 @@ class Channel:
         self.rpc = rpc
         self.metadata = metadata
         self.connection = 0
+        self._closed = False
         self._make = make
         self._channel = make()
 
@@ -71,6 +72,8 @@ class Channel:
     def _with_metadata(self, call: Any) -> Callable[..., Any]:
         # Not an interceptor: gRPC would send every message of a stream through it.
         def start(*args: Any, **kwargs: Any) -> Any:
+            if self._closed:  # not UNAVAILABLE, after which many would try again
+                raise PreconditionError("the channel was closed", peer=self.address)
             trace = current_trace()
             context = () if trace is None else ((trace_context.KEY, trace.traceparent),)
             return call(*args, metadata=self.metadata + context, **kwargs)
@@ -93,7 +96,7 @@ class Channel:
         except asyncio.CancelledError:
             if self.connection == connection or own_cancellation(True):
                 raise
-            raise connection_given_up(self.address) from None
+            raise self.given_up() from None
 
     async def renew(self, connection: int | None = None) -> None:
         """Drops the connection, whatever it is in; calls that are open end with UNAVAILABLE.
@@ -106,13 +109,23 @@ class Channel:
             connection: Drop this one only: if there is another one by now, keep that. None: drop
                 what is there.
         """
-        if connection in (None, self.connection):
+        if not self._closed and connection in (None, self.connection):
             old, self._channel = self._channel, self._make()
             self.connection += 1
             await old.close(None)
 
+    def given_up(self) -> UnavailableError:
+        """Returns why a call ended whose connection was given up."""
+        what = "the channel was closed" if self._closed else "the connection was given up"
+        return UnavailableError(what, peer=self.address)
+
     async def close(self) -> None:
-        """Closes the connection; whoever awaits a call that is still open is cancelled."""
+        """Closes the connection for good; calls that are open end with UNAVAILABLE, as in `renew`.
+
+        A call that is made later raises a PreconditionError.
+        """
+        self._closed = True
+        self.connection += 1
         await self._channel.close(None)
 
     async def __aenter__(self) -> Self:
@@ -157,11 +170,6 @@ def own_cancellation(given_up: bool) -> bool:
     task = asyncio.current_task()
     cancelling = getattr(task, "cancelling", None)
     return cancelling() > 0 if cancelling is not None else not given_up
-
-
-def connection_given_up(peer: str) -> UnavailableError:
-    """Returns why a call ended whose connection was given up."""
-    return UnavailableError("the connection was given up", peer=peer)
 
 
 async def unary(

@@ -25,7 +25,7 @@ from rlightning.latency import ClockOffset, boot_id
 from rlightning.rpc import status
 from rlightning.rpc.activity import current_activity
 from rlightning.rpc.auth import is_loopback
-from rlightning.rpc.channel import Channel, connection_given_up, own_cancellation
+from rlightning.rpc.channel import Channel, own_cancellation
 from rlightning.rpc.client_stream import ClientStream
 from rlightning.rpc.handlers import EOF
 from rlightning.rpc.protocol import (
@@ -216,17 +216,23 @@ class SessionClient(Generic[RequestT, ResponseT]):
     async def close(self) -> None:
         """Ends the session in order. Safe to repeat.
 
-        Waits at most a second until what is to be sent is, and another one for the server.
+        Waits at most a second until what is to be sent is, and another one for the server. Between
+        two streams it comes back to a server that keeps its place, for a second at most.
         """
         self._closing = True
-        stream = self._stream
+        stream, task = self._stream, self._task
         if stream is not None:
             await stream.half_close(self._heartbeat(CLIENT_STATE_LEAVING))
-            if self._task is not None:
-                await asyncio.wait({self._task}, timeout=1.0)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            if task is not None:
+                await asyncio.wait({task}, timeout=1.0)
+        if task is None:
+            return
+        away = stream is None and not task.done()
+        task.cancel()
+        await asyncio.wait({task})
+        if away and self._token:
+            with suppress(RemoteError, asyncio.TimeoutError):
+                await wait_within(self._come_back_to_leave(), 1.0)
 
     def new_request(self) -> RequestT:
         """Returns an empty request that carries the stamps of now."""
@@ -369,6 +375,21 @@ class SessionClient(Generic[RequestT, ResponseT]):
             if stream.connection_lost:
                 await stream.give_up_connection()
 
+    async def _come_back_to_leave(self) -> None:
+        """Takes the session over once more, and ends it in order.
+
+        Raises:
+            RemoteError: The server cannot be reached, or refused.
+        """
+        stream = ClientStream(self._channel, self._method)
+        try:
+            await self._greet(stream, None)
+            await stream.half_close(self._heartbeat(CLIENT_STATE_LEAVING))
+            while await self._read(stream) is not None:
+                pass
+        finally:
+            stream.close()
+
     def _turn_to(self, channel: Channel) -> None:
         """Lets the next stream go to a server, which knows nothing of a session at another one."""
         if channel is not self._channel:
@@ -477,7 +498,7 @@ class SessionClient(Generic[RequestT, ResponseT]):
             if stream.lost is not None:
                 raise stream.lost from None
             if stream.connection_given_up and not own_cancellation(True):
-                raise connection_given_up(self.peer) from None
+                raise self._channel.given_up() from None
             raise
         except grpc.aio.AioRpcError as error:
             raise status.from_rpc_error(error, peer=self.peer, method=self._method) from error

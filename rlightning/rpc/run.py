@@ -37,6 +37,8 @@ _TOGETHER_S = 0.1
 # What tasks may need after the stop to end by themselves.
 _LAST_STEPS_S = 1.0
 _TOLD = (signal.SIGTERM, signal.SIGINT)
+# Of SIGHUP nothing is heard unless the caller has a handler for it; Windows has none.
+_HEARD = (*_TOLD, getattr(signal, "SIGHUP", None))
 
 
 def run_server(
@@ -53,7 +55,8 @@ def run_server(
     """Runs a service until SIGTERM or SIGINT; call it in the main thread, as the last thing.
 
     A signal drains the service and stops it within `grace_s`; a later one ends the process now. So
-    does a thread of its own, two seconds after the end of the grace period.
+    does a thread of its own, two seconds after the end of the grace period. SIGHUP is such a signal
+    where the caller has a handler for it.
 
     Args:
         make_service: Makes the service, inside the event loop.
@@ -243,7 +246,7 @@ class _Signals:
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             readable, _, _ = select.select([self._read], [], [], left_s)
             numbers = os.read(self._read, 1) if readable else b""
-            if not numbers or numbers[0] in _TOLD:
+            if not numbers or numbers[0] in _HEARD:
                 return bool(numbers)
             with suppress(RuntimeError):  # another signal: its handler needs the loop to turn
                 self._loop.call_soon_threadsafe(lambda: None)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from rlightning.cluster.service_main import service_main
-
-from .servicer import EnvService
+from rlightning.cluster.interrupt import one_line_interrupt
 
 
 def main() -> None:
     """Runs until a signal, then exits the process."""
-    service_main("env_server", EnvService)
+    with one_line_interrupt():
+        from rlightning.cluster.service_main import service_main
+
+        from .servicer import EnvService
+
+        service_main("env_server", EnvService)
 
 
 if __name__ == "__main__":

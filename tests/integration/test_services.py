@@ -22,7 +22,7 @@ from rlightning.env.remote_client import EnvClient
 from rlightning.policy import PolicyClient
 from rlightning.policy.builder import build_policy
 from rlightning.policy.weights import dump_weights, policy_weights
-from rlightning.testing import wait_until
+from rlightning.testing import ServerProcess, wait_until
 from rlightning.utils.config import load_config
 from tests.service_processes import NAMES, Services
 
@@ -142,6 +142,36 @@ def test_sigterm_says_not_serving_and_exits_with_0_within_the_grace(
                     assert next(watch, None) is None
             assert "Traceback" not in process.log
             assert " ERROR " not in process.log
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_signal_while_a_service_still_imports_is_one_line(tmp_path: Path, name: str) -> None:
+    """A container whose first process it is would not stop if nothing handled it by then."""
+    (tmp_path / "typer.py").write_text(
+        "import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", f"rlightning.services.{name}_server"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_service_whose_terminal_closes_stops_in_order(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(IDLE)
+    config = str(tmp_path / "config.yaml")
+    arguments = ["-m", "rlightning.services.buffer_server", "--config", config]
+    # Who runs these tests may have it ignored.
+    heard = ("env", "--default-signal=HUP")
+    with ServerProcess([*arguments, "--listen=127.0.0.1:0"], tmp_path, prefix=heard) as process:
+        process.address()
+        process.child.send_signal(signal.SIGHUP)
+        assert process.wait(GRACE_S + 2) == 0, process.log
 
 
 async def test_services_import_no_more_than_they_may(tmp_path: Path) -> None:

@@ -170,6 +170,16 @@ def test_other_ends_of_a_command_come_to_what_handles_ctrl_c():
     assert handled == [signal.SIGINT]
 
 
+def test_a_handler_that_was_set_meanwhile_stays():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with interruptible():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_where_there_is_no_sighup_sigterm_interrupts(monkeypatch):
     monkeypatch.delattr(signal, "SIGHUP")  # as on Windows
     with pytest.raises(KeyboardInterrupt), interruptible():

@@ -127,6 +127,29 @@ async def test_all_get_the_weights_and_one_that_is_away_holds_nobody_up() -> Non
                 await fleet.publish(4, b"garbage")
 
 
+async def test_a_server_that_leaves_while_it_is_asked_is_not_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accepted: list[Any] = []
+    server = await asyncio.start_server(lambda *streams: accepted.append(streams), "127.0.0.1", 0)
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+    known = [Endpoint(address, address)]
+
+    async def resolve(addresses: Any) -> list[Endpoint]:
+        return known
+
+    monkeypatch.setattr("rlightning.policy.fleet.resolve", resolve)
+    async with PolicyFleet([address], watch_s=0.05) as fleet:
+        asked = asyncio.create_task(fleet.describe(timeout_s=20))
+        await assert_eventually(lambda: accepted)
+        known = []
+        with pytest.raises(UnavailableError, match="there is no policy server"):
+            await asyncio.wait_for(asked, 10)
+    for _, writer in accepted:
+        writer.close()
+    server.close()
+
+
 async def versions(fleet: PolicyFleet) -> list[int]:
     return [one.policy_version for one in (await fleet.describe(timeout_s=1)).values()]
 

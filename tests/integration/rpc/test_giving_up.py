@@ -9,7 +9,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from rlightning.errors import AlreadyExistsError, DeadlineExceededError, UnavailableError
+from rlightning.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    PreconditionError,
+    UnavailableError,
+)
 from rlightning.policy.transfer import send_weights
 from rlightning.rpc import channel as channels
 from rlightning.rpc.channel import connect, stream_unary, unary, unary_stream
@@ -127,14 +132,16 @@ class Waiting(EchoService):
         await asyncio.Event().wait()
 
 
-async def test_a_connection_that_is_given_up_cancels_nobody_who_shares_it():
-    async def pull(channel):
+def waiting_calls(channel, service):
+    """Calls of every kind that the service lets wait, as tasks."""
+
+    async def pull():
         request = pb.PullWeightsRequest(min_policy_version=1)
         method = f"/{EchoService.name}/PullWeights"
         async for _ in unary_stream(channel, method, request, pb.PullWeightsResponse, timeout=20):
             service.log.append("pull")
 
-    async def publish(channel):
+    async def publish():
         method, response = f"/{EchoService.name}/PublishWeights", pb.PublishWeightsResponse
         await stream_unary(channel, method, endless(), response, timeout=20)
 
@@ -143,16 +150,20 @@ async def test_a_connection_that_is_given_up_cancels_nobody_who_shares_it():
             yield pb.PublishWeightsRequest(chunk=b"1")
             await asyncio.sleep(0.01)
 
-    async def describe(channel):
+    async def describe():
         method, request = f"/{EchoService.name}/Describe", pb.PolicyServiceDescribeRequest()
         await unary(channel, method, request, pb.PolicyServiceDescribeResponse, timeout=20)
 
+    return [asyncio.create_task(call()) for call in (pull, publish, describe)]
+
+
+async def test_a_connection_that_is_given_up_cancels_nobody_who_shares_it():
     service = Waiting(FAST)
     async with running(service) as (_, server), connect(server.address, rpc=FAST) as channel:
         clients = EchoClient(channel, "a"), EchoClient(channel, "b")
         for client in clients:
             await client.session.start(5.0)
-        calls = [asyncio.create_task(call(channel)) for call in (pull, publish, describe)]
+        calls = waiting_calls(channel, service)
         await assert_eventually(lambda: {*service.log} >= {"pull", "publish", "describe"})
         for client in clients:  # each takes the connection for dead
             client.session.renew(UnavailableError("nothing heard"))
@@ -167,6 +178,30 @@ async def test_a_connection_that_is_given_up_cancels_nobody_who_shares_it():
         for client in clients:
             assert (await client.ask()).seq == 1
             await client.session.close()
+
+
+async def test_a_channel_that_is_closed_cancels_nobody_who_awaits_a_call_on_it():
+    service = Waiting(FAST)
+    async with running(service) as (_, server):
+        channel = connect(server.address, rpc=FAST)
+        client = EchoClient(channel)
+        await client.session.start(5.0)
+        calls = waiting_calls(channel, service)
+        await assert_eventually(lambda: {*service.log} >= {"pull", "publish", "describe"})
+        await channel.close()
+        await asyncio.wait(calls, timeout=30)
+        for call in calls:
+            with pytest.raises(UnavailableError, match="the channel was closed"):
+                call.result()
+        # Where UNAVAILABLE is tried again, that ends.
+        await assert_eventually(lambda: client.failures)
+        with pytest.raises(PreconditionError, match="the channel was closed"):
+            raise client.failures[0]
+        with pytest.raises(PreconditionError, match="the channel was closed"):
+            await send_weights(channel, 1, b"x", learner_id="a", timeout_s=60)
+        await channel.renew()
+        assert channel.connection == 1
+        await client.session.close()
 
 
 @asynccontextmanager

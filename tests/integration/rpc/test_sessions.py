@@ -246,6 +246,33 @@ async def test_a_client_that_was_cut_waits_as_long_as_its_server_told_it():
             assert time.monotonic() - begun > 0.3
 
 
+@pytest.mark.parametrize("pause_ms", [20_000, 1], ids=["in a pause", "while it dials"])
+async def test_a_client_that_is_closed_between_two_streams_gives_its_place_back(pause_ms):
+    pauses = {"reconnect_initial_ms": pause_ms, "reconnect_max_ms": pause_ms}
+    rpc = FAST.model_copy(update={"resume_window_s": 60.0, **pauses})
+    async with running(rpc=rpc) as (service, server), FaultProxy(server.address) as proxy:
+        async with connected(proxy.address) as client:
+            await client.ask()
+            proxy.delay_s = 0.05
+            proxy.cut()
+            if pause_ms == 1:
+                await assert_eventually(lambda: proxy.accepted > 1)
+            else:
+                await assert_eventually(lambda: not client.session.connected)
+        await assert_eventually(lambda: not service.registry.sessions)
+        assert service.handler.closed[0] == ("a", True)
+        assert service.handler.closed[-1] == ("a", False)
+
+
+async def test_a_close_does_not_wait_long_for_a_server_that_is_away():
+    rpc = FAST.model_copy(update={"connect_timeout_ms": 60_000})
+    async with running() as (_, server), FaultProxy(server.address) as proxy:
+        async with connected(proxy.address, rpc=rpc) as client:
+            proxy.black_hole()
+            await assert_eventually(lambda: not client.session.connected)
+            await asyncio.wait_for(client.session.close(), 10)
+
+
 async def test_a_server_learns_of_the_clock_of_a_client_on_another_machine(monkeypatch):
     async with running() as (service, server):
         async with connected(server.address) as client:
