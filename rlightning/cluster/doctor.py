@@ -144,7 +144,7 @@ class _Examination:
                 return
             role = next((ROLES[name] for name in statuses if name in ROLES), None)
             wanted = target.section
-            if role != wanted:
+            if role is None or role != wanted:
                 found = "no service of this library" if role is None else f"the {label_of(role)}"
                 fix = f"correct services.{wanted}.address"
                 self._findings.append(Finding("error", "reach", where, f"{found} is there", fix))

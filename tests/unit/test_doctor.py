@@ -194,7 +194,7 @@ def test_a_config_that_does_not_fit_together_is_an_error():
 
 
 async def test_nobody_listens():
-    target = Target("env", free_address())
+    target = Target("env", free_address(), "env")
     finding = await unreachable(target, "env", UnavailableError("no"))
     assert finding.message == f"nobody listens on {target.address}"
     assert "rlightning serve" in finding.fix
@@ -207,7 +207,8 @@ async def test_somebody_listens_who_speaks_something_else(auth, fix):
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        finding = await unreachable(Target("env", address, auth=auth), "", UnavailableError("no"))
+        target = Target("env", address, "env", auth=auth)
+        finding = await unreachable(target, "", UnavailableError("no"))
     assert "does not answer" in finding.message
     assert fix in finding.fix
 
