@@ -11,7 +11,13 @@ import pytest
 
 from rlightning.env import BaseEnv
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
-from rlightning.env.hosting import HostedGroup, StepPlacement, group_name, host_envs
+from rlightning.env.hosting import (
+    HostedGroup,
+    StepPlacement,
+    close_groups,
+    group_name,
+    host_envs,
+)
 from rlightning.env.lockstep import Round
 from rlightning.env.replica import replica_name, replica_seed
 from rlightning.errors import ConfigError, EnvError, ResetNeededError
@@ -387,3 +393,12 @@ async def test_the_stamp_of_an_observation_is_its_own_where_an_episode_ends():
     assert env_ret.ts_observed_ns == 3  # that of the reset: the second one is the last observation
     await group.close()
 
+
+async def test_a_group_that_cannot_be_closed_keeps_no_other_one_open(caplog):
+    groups = await host_envs([config(f"{ENVS}:Unclosable"), config("CartPole-v1")])
+    seen = []
+    await groups[1].call(lambda env: seen.append(env))
+    await close_groups(groups)
+    assert caplog.messages == ["env 'test-0-0': close raised OSError: the arm is stuck"]
+    assert seen[0].env is None
+    await groups[0].close()  # again, without its thread
