@@ -141,6 +141,12 @@ def test_envs_of_another_policy_may_have_other_spaces():
     assert found(look_at_envs("env", env, config, [policy]), "spec")[0][0] == "error"
 
 
+def test_a_name_that_is_no_part_of_an_id_is_known_as_it_is_in_ids():
+    env = make_env(make_meta("ALE_Pong-v5-0-0"))
+    config = make_config(env={**CART, "name": "ALE/Pong-v5"})
+    assert found(look_at_envs("env", env, config, []), "envs") == []
+
+
 def test_another_config_errors_of_envs_and_steps_that_are_too_large():
     big = make_meta("other-0-0", (480, 640, 3), np.uint8)
     env = make_env(big, last_errors={"other-0-0": "the arm fell off"})
