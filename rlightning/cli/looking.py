@@ -98,10 +98,7 @@ def top(
         from rlightning.cluster.top import top as run_top
 
         auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
-        given = any((token, token_file, ca, cert, key))
-        sight = find_sight(
-            names or [], auth if given else None, report=lambda line: typer.echo(line, err=True)
-        )
+        sight = find_sight(names or [], auth, report=lambda line: typer.echo(line, err=True))
         serving = run_top(sight, once=once, as_json=as_json, interval_s=interval)
     raise typer.Exit(0 if serving or not once else EXIT_FAILED)
 
@@ -137,8 +134,7 @@ def doctor(
             check_bundle_name(bundle)
         effective = read_run_config(configs, config, overrides, name=None, restart_window_s=None)
         auth = client_auth(token=token, token_file=token_file, ca=ca, cert=cert, key=key)
-        given = any((token, token_file, ca, cert, key))
-        sight = sight_to_examine(effective, auth if given else None)
+        sight = sight_to_examine(effective, auth)
         diagnosis = examine(effective, sight, as_json=as_json)
         if bundle is not None:
             write_bundle(bundle, effective, diagnosis, sight.run)

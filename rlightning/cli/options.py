@@ -138,8 +138,8 @@ def client_auth(
     ca: Path | None,
     cert: Path | None,
     key: Path | None,
-) -> ClientAuthConfig:
-    """Returns what the options of a client say that it shows and expects.
+) -> ClientAuthConfig | None:
+    """Returns what the options of a client say that it shows and expects; None: they say nothing.
 
     Raises:
         ConfigError: Only one of `cert` and `key` is given, or both of `token` and `token_file`.
@@ -151,6 +151,8 @@ def client_auth(
         raise ConfigError("--cert and --key belong together")
     if token is not None and token_file is not None:
         raise ConfigError("give --token or --token-file, not both")
+    if not any((token, token_file, ca, cert, key)):
+        return None
     files = {"token_file": token_file, "ca_file": ca, "cert_file": cert, "key_file": key}
     shown = {name: str(file) for name, file in files.items() if file is not None}
     return ClientAuthConfig(token=token, **shown)

@@ -27,6 +27,7 @@ from rlightning.cluster.runs import RUNNING
 from rlightning.cluster.sight import Sight, sight_of_config
 from rlightning.cluster.snapshot import ROLES, Role
 from rlightning.cluster.targets import Target, replicas_of, targets_of
+from rlightning.env.hosting import group_name
 from rlightning.env.remote_client import EnvClient, EnvStatus
 from rlightning.errors import (
     ConfigError,
@@ -47,6 +48,7 @@ from rlightning.types import EnvMeta
 from rlightning.utils.config import (
     DEFAULT_POLICY,
     ClientAuthConfig,
+    EnvConfig,
     MainConfig,
     RpcConfig,
     keys_without_effect,
@@ -144,7 +146,7 @@ class _Examination:
                 return
             role = next((ROLES[name] for name in statuses if name in ROLES), None)
             wanted = target.section
-            if role != wanted:
+            if role is None or role != wanted:
                 found = "no service of this library" if role is None else f"the {label_of(role)}"
                 fix = f"correct services.{wanted}.address"
                 self._findings.append(Finding("error", "reach", where, f"{found} is there", fix))
@@ -357,7 +359,7 @@ def look_at_envs(
         yield Finding("ok", "spec", name, f"the spaces of {groups} groups fit {whom}")
     ids = [str(meta.env_id) for meta in env.envs]
     for wanted in config.env:
-        if wanted.num_workers and not any(one.startswith(f"{wanted.name}-") for one in ids):
+        if wanted.num_workers and not any(_is_of(one, wanted) for one in ids):
             fix = "it runs another config: restart it with this one"
             yield Finding("warning", "envs", name, f"it hosts no env {wanted.name!r}", fix)
     for env_id, error in (env.stats.get("last_errors") or {}).items():
@@ -399,8 +401,12 @@ def look_at_clocks(name: str, env: EnvStatus, clocks: Mapping[str, Offset]) -> I
 
 def _policy_of(meta: EnvMeta, config: MainConfig) -> str:
     """Returns which policy acts for a group: that of its env in the config."""
-    hosted = (env for env in config.env if str(meta.env_id).startswith(f"{env.name}-"))
+    hosted = (env for env in config.env if _is_of(str(meta.env_id), env))
     return next((env.policy for env in hosted), DEFAULT_POLICY)
+
+
+def _is_of(env_id: str, env: EnvConfig) -> bool:
+    return env_id.startswith(f"{group_name(env.name)}-")
 
 
 def _caps(name: str, role: str, rpc: RpcConfig, env: EnvStatus) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import statistics
@@ -21,7 +20,7 @@ from rlightning.cluster.display import make_console, print_table
 from rlightning.cluster.guard import require, require_policy_server
 from rlightning.cluster.past_runs import config_of, read_checkpoint
 from rlightning.env.episodes import EpisodeLog
-from rlightning.env.hosting import HostedGroup, host_envs
+from rlightning.env.hosting import HostedGroup, close_groups, host_envs
 from rlightning.errors import ConfigError
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvRet, Mode, Purpose
@@ -214,7 +213,7 @@ async def _act(
         acting = ChunkedActions(policy, None, space)
         return await _finish_episodes(acting, groups[0], log, episodes, target, film)
     finally:
-        await asyncio.gather(*(group.close() for group in groups))
+        await close_groups(groups)
         await host.close()
 
 

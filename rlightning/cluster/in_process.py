@@ -14,7 +14,7 @@ from rlightning.buffer.local_buffer import LocalBuffer, LocalWriter
 from rlightning.chunks import ChunkedActions
 from rlightning.cluster.backend import ClusterState, batch_size
 from rlightning.env.episodes import EpisodeLog
-from rlightning.env.hosting import HostedGroup, host_envs
+from rlightning.env.hosting import HostedGroup, close_groups, host_envs
 from rlightning.env.lockstep import Round
 from rlightning.errors import ConfigError, DeadlineExceededError
 from rlightning.latency import LatencyStats
@@ -116,8 +116,7 @@ class InProcessBackend:
             for actor in self._actors:
                 actor.cancel()
             await asyncio.wait(self._actors, timeout=_STOP_S)
-        for group in self._groups:
-            await group.close()
+        await close_groups(self._groups)
         for writer in self._writers:
             writer.close()
         await self._hosts.close()

@@ -35,10 +35,10 @@ def find_run(name: str, config: MainConfig | None = None) -> Path:
     elif config is not None:
         folder = Path(config.log.log_dir) / run_name(config) / LATEST
     else:
-        links = list(Path(MainConfig().log.log_dir).glob(f"*/{LATEST}"))
-        if not links:
+        files = list(Path(MainConfig().log.log_dir).glob(f"*/{LATEST}/config.yaml"))
+        if not files:
             raise ConfigError("there is no run in 'runs'; name the folder of one")
-        folder = max(links, key=lambda link: (link / "config.yaml").stat().st_mtime)
+        folder = max(files, key=lambda file: file.stat().st_mtime).parent
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder} is no folder of a run: there is no config.yaml")
     return folder.resolve()

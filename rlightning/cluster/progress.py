@@ -118,11 +118,13 @@ def find_latencies(stats: Mapping[str, Any], prefix: str) -> Iterator[tuple[str,
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration with a unit that suits it, three significant digits."""
+    """Returns a duration with a unit that suits it: three significant digits, or whole seconds."""
     if abs(seconds) < _RESOLUTION_S:
         return f"<{_RESOLUTION_S / 1e-6:g} us"
+    if abs(seconds) >= 999.5:
+        return f"{seconds:,.0f} s"
     for factor, unit in ((1.0, "s"), (1e-3, "ms")):
-        if abs(seconds) >= factor:
+        if abs(seconds) >= 0.9995 * factor:  # what is rounded to 1000 is 1 of the next unit
             return f"{seconds / factor:.3g} {unit}"
     return f"{seconds / 1e-6:.3g} us"
 

@@ -208,11 +208,16 @@ def run_name(config: MainConfig) -> str:
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Replaces a file: a reader sees the old or the new text, never a part."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(temporary).chmod(mode)
-    Path(temporary).replace(path)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _point_latest(parent: Path, target: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlightning.errors import ConfigError, UnavailableError
 from rlightning.rpc.replicas import auth_of_replica, find_replicas
@@ -18,19 +18,16 @@ class Target:
         name: What to call it: `env`, `policy`, `buffer`; of several addresses `buffer-1`, of
             several servers behind one name `env@10.0.0.3`; or its address.
         address: Where it is dialled.
+        section: The part of the config that it is of: `env`, `policy` or `buffer`; None: of none.
         rpc: Limits and times; None: the defaults.
         auth: Token and certificates; None: none.
     """
 
     name: str
     address: str
+    section: str | None = None
     rpc: RpcConfig | None = None
     auth: ClientAuthConfig | None = None
-
-    @property
-    def section(self) -> str:
-        """The part of the config that it is of: `env`, `policy` or `buffer`."""
-        return self.name.partition("@")[0].partition("-")[0]
 
 
 def targets_of(config: MainConfig, auth: ClientAuthConfig | None = None) -> list[Target]:
@@ -49,7 +46,7 @@ def targets_of(config: MainConfig, auth: ClientAuthConfig | None = None) -> list
 
 
 def _dialled(
-    name: str,
+    section: str,
     service: ServiceConfig,
     addresses: Callable[[], Sequence[str]],
     auth: ClientAuthConfig | None,
@@ -58,10 +55,10 @@ def _dialled(
         found = addresses()
     except ConfigError:
         return []
-    names = [name] if len(found) == 1 else [f"{name}-{i}" for i in range(len(found))]
+    names = [section] if len(found) == 1 else [f"{section}-{i}" for i in range(len(found))]
     return [
-        Target(one, address, rpc=service.rpc, auth=auth or service.auth)
-        for one, address in zip(names, found, strict=True)
+        Target(name, address, section, rpc=service.rpc, auth=auth or service.auth)
+        for name, address in zip(names, found, strict=True)
     ]
 
 
@@ -77,10 +74,10 @@ async def replicas_of(target: Target, *, timeout_s: float) -> list[Target]:
     if len(addresses) < 2:
         return [target]
     return [
-        Target(
-            f"{target.name}@{address.rpartition(':')[0]}",
-            address,
-            rpc=target.rpc,
+        replace(
+            target,
+            name=f"{target.name}@{address.rpartition(':')[0]}",
+            address=address,
             auth=auth_of_replica(target.auth, target.address, address),
         )
         for address in addresses

@@ -159,8 +159,9 @@ class AttachedGroup:
                 reason="ATTACHED",
             )
         if self._standing is None:
-            env_ret, _ = await self._next()
-            self._standing = env_ret, False
+            env_ret, stepped = await self._next()
+            # The outcome of a step that another driver began is not of interest to this one.
+            self._standing = env_ret, stepped and self.store is None
         env_ret, stepped = self._standing
         return self._as_begun(env_ret) if stepped else env_ret
 

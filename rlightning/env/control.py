@@ -90,10 +90,12 @@ class ActorControl:
 
     async def go_on(self) -> bool:
         """Waits while actors are paused; returns whether the one that asks may go on."""
-        if not self._go.is_set():
+        while not self._go.is_set():  # again, if it was paused anew before this one came round
             self.leave()
-            await self._go.wait()
-            self.enter()
+            try:
+                await self._go.wait()
+            finally:
+                self.enter()
         return not self.stopping
 
     def enter(self) -> None:

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from rlightning.env.auto_reset import AutoReset, limit_of
@@ -67,12 +67,15 @@ class EnvGroup:
         functions = _one_per_env(preprocess_fn, len(env_cfg_list))
         self.env_list: list[BaseEnv] = []
         self.env_servers: list[RemoteEnvServer] = []
-        for index, (env_cfg, function) in enumerate(zip(env_cfg_list, functions, strict=True)):
-            env, _ = self.build_env(env_cfg, function, index)
-            if isinstance(env, RemoteEnvServer):
-                self.env_servers.append(env)
-            else:
-                self.env_list.append(env)
+        with ExitStack() as on_failure:
+            for index, pair in enumerate(zip(env_cfg_list, functions, strict=True)):
+                env, _ = self.build_env(*pair, index)
+                on_failure.callback(env.close)
+                if isinstance(env, RemoteEnvServer):
+                    self.env_servers.append(env)
+                else:
+                    self.env_list.append(env)
+            on_failure.pop_all()
         envs = [*self.env_list, *self.env_servers]
         self.env_ids = [env.get_env_id() for env in envs]
         self.id_to_env = dict(zip(self.env_ids, envs, strict=True))
@@ -359,13 +362,18 @@ class EnvGroup:
             env.restore_evaluate_cfg()
 
     def close(self) -> None:
-        """Waits for the envs that still step, then closes every env."""
+        """Waits for the envs that still step, then closes every env.
+
+        Raises:
+            Exception: What an env raised; the others are closed all the same.
+        """
         for worker in self._workers.values():
             worker.shutdown(wait=True)
         self._workers.clear()
         self._pending.clear()
-        for env in self.id_to_env.values():
-            env.close()
+        with ExitStack() as closing:
+            for env in self.id_to_env.values():
+                closing.callback(env.close)
 
     def _env_ids(self, batched_policy_resp: BatchedData) -> list[str]:
         """Returns the env of each response, if every one of them can be stepped."""

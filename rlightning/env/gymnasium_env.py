@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.utils.actions import ActionFitter
@@ -70,6 +71,7 @@ class GymnasiumEnv(BaseEnv):
     ) -> None:
         super().__init__(config, worker_index, preprocess_fn)
         self._training_env: Any = None
+        self._made_from = self.config  # or that of an evaluation
         self._is_reset = False
         self._use(self._make(self.config))
         self.row_seeds = self._draw_seeds()
@@ -86,10 +88,14 @@ class GymnasiumEnv(BaseEnv):
         if seeds is not None and "seed" not in kwargs:
             kwargs["seed"] = seeds[0] if self._seeds_as is None else self._seeds_as(seeds)
         if self._broken:
-            self.env.close(terminate=True)
-            self._use(self._make(self.config))
+            _close(self.env, broken=True)
+            self._use(self._make(self._made_from))
         env = self._some_rows or self.env
-        observation, info = env.reset(*args, **kwargs)
+        try:
+            observation, info = env.reset(*args, **kwargs)
+        except Exception as error:
+            self._note(error)
+            raise
         self._is_reset = True
         rows = self.num_envs
         self._returns, self._lengths = np.zeros(rows), np.zeros(rows, np.int64)
@@ -130,21 +136,21 @@ class GymnasiumEnv(BaseEnv):
                 f"env.evaluate_cfg.num_envs: expected {self.num_envs}, got {config.num_envs}"
             )
         evaluation_env = self._make(config)
-        self._training_env = self.env
+        self._training_env, self._made_from = self.env, config
         self._use(evaluation_env)
 
     def restore_evaluate_cfg(self) -> None:
         """Goes back to the env from before `apply_evaluate_cfg`; reset it then."""
         if self._training_env is not None:
-            self.env.close()
+            _close(self.env, broken=self._broken)
             self._use(self._training_env)
-            self._training_env = None
+            self._training_env, self._made_from = None, self.config
 
     def close(self) -> None:
         """Closes the env."""
         for env in (self.env, self._training_env):
             if env is not None:
-                env.close()
+                _close(env, broken=self._broken and env is self.env)
         self.env = self._training_env = None
         self._is_reset = False
 
@@ -164,6 +170,16 @@ class GymnasiumEnv(BaseEnv):
         self._is_reset = self._broken = False
         self._space: gym.Space[Any] = self.get_observation_space()  # type: ignore[assignment]
         self._fitter = self._fits(self.num_envs if self._batched else None)
+
+    def _note(self, error: Exception) -> None:
+        """Takes note that a process of rows has ended with an error; the others still step.
+
+        Raises:
+            EnvError: It ended without one.
+        """
+        self._broken = isinstance(self.env, AsyncVectorEnv)
+        if self._broken and isinstance(error, (EOFError, ConnectionError)):
+            raise EnvError(f"env {self.env_id!r}: the process of a row has ended") from error
 
     def _fits(self, rows: int | None) -> ActionFitter:
         action_space: gym.Space[Any] = self.get_action_space()  # type: ignore[assignment]
@@ -187,9 +203,8 @@ class GymnasiumEnv(BaseEnv):
         fitted = self._fitter.fit(action)
         try:
             observation, reward, terminated, truncated, info = self.env.step(fitted.action)
-        except Exception:
-            # Whose worker process has ended with the error; the others still step.
-            self._broken = isinstance(self.env, AsyncVectorEnv)
+        except Exception as error:
+            self._note(error)
             raise
         reward = np.array(reward, np.float32)
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
@@ -277,6 +292,19 @@ class GymnasiumEnv(BaseEnv):
 
 
 _FINAL_KEYS = frozenset({"final_obs", "_final_obs", "final_info", "_final_info"})
+
+
+def _close(env: Any, *, broken: bool) -> None:
+    """Closes an env, also rows in processes of which some have ended (`broken`: one surely)."""
+    try:
+        if not broken:
+            env.close()
+            return
+    except (EOFError, OSError):
+        if not isinstance(env, AsyncVectorEnv):
+            raise
+    env._state = AsyncState.DEFAULT  # or it would wait for answers that do not come
+    env.close(terminate=True)
 
 
 def _stacked(items: list[Any]) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ from rlightning.errors import ConfigError, EnvError, ObservationError, ResetNeed
 from rlightning.rpc.activity import Activity
 from rlightning.types import EnvMeta, EnvRet, MultiAgentEnvRet, PolicyResponse
 from rlightning.utils.config import EnvConfig
+
+_LOG = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -245,11 +248,17 @@ class HostedGroup:
             await self._in_thread("a command", function, self._env)
 
     async def close(self) -> None:
-        """Closes the env and ends its thread."""
-        if self._env is not None:
-            await self._in_thread("close", self._env.close)
-            self._env = None
-        self._thread.shutdown(wait=False)
+        """Closes the env and ends its thread.
+
+        Raises:
+            EnvError: The close raised; the thread ends all the same.
+        """
+        env, self._env = self._env, None
+        try:
+            if env is not None:
+                await self._in_thread("close", env.close)
+        finally:
+            self._thread.shutdown(wait=False)
 
     def _checked_agents(self, env_ret: EnvRet) -> EnvRet:
         """Checks what a multi-agent env returned; who drives it resets it and counts its steps."""
@@ -437,6 +446,15 @@ async def host_envs(
         await asyncio.gather(*(group.close() for group in groups), return_exceptions=True)
         raise
     return groups
+
+
+async def close_groups(groups: Iterable[HostedGroup]) -> None:
+    """Closes groups one after the other, also after one that could not be: the log says which."""
+    for group in groups:
+        try:
+            await group.close()
+        except EnvError as error:
+            _LOG.warning("%s", error)
 
 
 def group_name(name: str) -> str:

@@ -40,7 +40,7 @@ class ScalarRow:
     def reset(self, **kwargs: Any) -> EnvRet:
         """Begins a new episode."""
         env_ret = self._env._reset(**kwargs)
-        return self._row(env_ret, env_ret.observation, _with_row(env_ret.info))
+        return self._row(env_ret, env_ret, _with_row(env_ret.info))
 
     def step(self, response: PolicyResponse, autoreset: bool = True) -> EnvRet:
         """Executes the only row of a response; begins a new episode if it ended one.
@@ -53,7 +53,7 @@ class ScalarRow:
         one.action = map_leaves(lambda leaf: leaf[0], response.action)
         env_ret = self._env._step(one)
         if not (autoreset and has_ended(env_ret)):
-            return self._row(env_ret, env_ret.observation, _with_row(env_ret.info))
+            return self._row(env_ret, env_ret, _with_row(env_ret.info))
         with self._activity.resetting():
             first = self._env._reset()
         info, final_info = _with_row(first.info), _with_row(env_ret.info)
@@ -63,14 +63,14 @@ class ScalarRow:
         info["final_observation"] = stack(self._space, [env_ret.observation])
         if final_info:
             info["final_info"] = final_info
-        return self._row(env_ret, first.observation, info)
+        return self._row(env_ret, first, info)
 
-    def _row(self, env_ret: EnvRet, observation: Any, info: dict[str, Any]) -> EnvRet:
-        """Returns an EnvRet of one row: the outcome of one, the observation and info given."""
+    def _row(self, env_ret: EnvRet, seen: EnvRet, info: dict[str, Any]) -> EnvRet:
+        """Returns an EnvRet of one row: the outcome of one, the observation of another."""
         executed, source = env_ret.executed_action, env_ret.action_source
         return type(env_ret)(
             env_ret.env_id,
-            stack(self._space, [observation]),
+            stack(self._space, [seen.observation]),
             _row_of(env_ret.last_reward, np.float64),
             _row_of(env_ret.last_terminated, np.bool_),
             _row_of(env_ret.last_truncated, np.bool_),
@@ -79,7 +79,7 @@ class ScalarRow:
             env_ret.ts_env_sent_ns,
             executed_action=None if executed is None else _with_row(executed),
             action_source=None if source is None else np.array([source], np.int8),
-            ts_observed_ns=env_ret.ts_observed_ns,
+            ts_observed_ns=seen.ts_observed_ns,
         )
 
 

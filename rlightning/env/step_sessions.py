@@ -261,10 +261,21 @@ class _Driver:
         return [task for task in tasks if task is not None]
 
     def give_up(self) -> list[asyncio.Task[None]]:
-        """Cancels what is being executed; a step that runs in a thread ends all the same."""
+        """Cancels what is being executed; a step that runs in a thread ends all the same.
+
+        Who comes back to hear what came of it is told.
+        """
         tasks = self.tasks()
         for task in tasks:
             task.cancel()
+        for command in self.kept.values():
+            if not command.done:
+                command.error = PreconditionError(
+                    "the lease has ended, and another client has taken over an env: reset those "
+                    "that are left",
+                    reason="STATE_LOST",
+                )
+                command.finish()
         return tasks
 
     def lease_left_s(self, lease_s: float) -> float:

@@ -82,8 +82,8 @@ def one_message(apparent: Array, lower: Array, upper: Array) -> tuple[Array, Arr
 
 def one_message_s(apparent: float, lower: float, upper: float) -> tuple[float, float] | None:
     """Returns `one_message` of one, in seconds; None while it is unknown."""
-    taken, half = one_message(*map(np.asarray, (apparent, lower, upper)))
-    return None if math.isnan(taken) else (float(taken) * 1e-9, float(half) * 1e-9)
+    taken = _of_one(apparent, lower, upper)
+    return None if taken is None else (taken[0] * 1e-9, taken[1] * 1e-9)
 
 
 def left_at(
@@ -101,11 +101,14 @@ def left_at(
     Returns:
         Two numbers of nanoseconds; None while that is unknown.
     """
-    taken = one_message_s(received_ns - sent_ns, -upper_ns, -lower_ns)
-    if taken is None:
-        return None
-    way_s, within_s = taken
-    return received_ns - round(way_s * 1e9), round(within_s * 1e9)
+    taken = _of_one(received_ns - sent_ns, -upper_ns, -lower_ns)
+    return None if taken is None else (received_ns - round(taken[0]), round(taken[1]))
+
+
+def _of_one(apparent: float, lower: float, upper: float) -> tuple[float, float] | None:
+    """Returns `one_message` of one; None while it is unknown."""
+    taken, half = one_message(*map(np.asarray, (apparent, lower, upper)))
+    return None if math.isnan(taken) else (float(taken), float(half))
 
 
 def _one_message(apparent: Array, lower: Array, upper: Array) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from rlightning.env.attached import PREFIX, AttachedGroup
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.control import Quorum
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
-from rlightning.env.hosting import HostedGroup, host_envs
+from rlightning.env.hosting import HostedGroup, close_groups, host_envs
 from rlightning.env.remote_client import SERVICE
 from rlightning.env.replica import replica_name
 from rlightning.env.step_sessions import DrivenGroup, StepSessions
@@ -149,8 +149,7 @@ class EnvService:
             await self._actors.stop(0.0)
         if self._spans is not None:
             await self._spans.close()
-        for group in self._groups:
-            await group.close()
+        await close_groups(self._groups)
 
     def measure(self, metrics: Metrics) -> None:
         """Adds the metrics of now."""

@@ -33,9 +33,9 @@ async def test_what_is_there_is_measured_and_what_is_not_is_named(tmp_path, monk
         await buffer.ready()
         await env.ready()
         targets = [
-            Target("policy", env.address),
-            Target("buffer", buffer.address),
-            Target("env", env.address),
+            Target("policy", env.address, "policy"),
+            Target("buffer", buffer.address, "buffer"),
+            Target("env", env.address, "env"),
         ]
         diagnosis = await examine(config, Sight(targets))
     finally:

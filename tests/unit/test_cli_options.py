@@ -1,8 +1,10 @@
 import pytest
 
-from rlightning.cli.options import with_dashboard_address
+from rlightning.cli.options import client_auth, with_dashboard_address
+from rlightning.utils.config import ClientAuthConfig
 
 DEFAULT = "127.0.0.1:50050"
+NOTHING = dict.fromkeys(("token", "token_file", "ca", "cert", "key"))
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,9 @@ DEFAULT = "127.0.0.1:50050"
 )
 def test_the_dashboard_may_stand_without_its_address(given, meant):
     assert with_dashboard_address(given.split()) == meant.split()
+
+
+def test_without_options_the_auth_is_that_of_the_config():
+    assert client_auth(**NOTHING) is None
+    assert client_auth(**{**NOTHING, "token": "t"}) == ClientAuthConfig(token="t")
+    assert client_auth(**{**NOTHING, "ca": "ca.pem"}) == ClientAuthConfig(ca_file="ca.pem")

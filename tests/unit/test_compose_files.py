@@ -348,6 +348,11 @@ def test_images_set_malloc_as_the_launcher_does(name):
     assert environment(name).items() >= MALLOC_ENV.items()
 
 
+def test_who_starts_a_service_by_hand_is_told_of_malloc():
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"`{name}={value}`" in readme for name, value in MALLOC_ENV.items())
+
+
 def test_what_is_kept_is_on_a_volume_that_the_image_gives_to_its_user():
     config = load_config(FILES, environ={})
     kept = {"policy_server": ("weights", config.policy.state_dir)}

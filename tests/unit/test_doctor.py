@@ -141,6 +141,12 @@ def test_envs_of_another_policy_may_have_other_spaces():
     assert found(look_at_envs("env", env, config, [policy]), "spec")[0][0] == "error"
 
 
+def test_a_name_that_is_no_part_of_an_id_is_known_as_it_is_in_ids():
+    env = make_env(make_meta("ALE_Pong-v5-0-0"))
+    config = make_config(env={**CART, "name": "ALE/Pong-v5"})
+    assert found(look_at_envs("env", env, config, []), "envs") == []
+
+
 def test_another_config_errors_of_envs_and_steps_that_are_too_large():
     big = make_meta("other-0-0", (480, 640, 3), np.uint8)
     env = make_env(big, last_errors={"other-0-0": "the arm fell off"})
@@ -194,7 +200,7 @@ def test_a_config_that_does_not_fit_together_is_an_error():
 
 
 async def test_nobody_listens():
-    target = Target("env", free_address())
+    target = Target("env", free_address(), "env")
     finding = await unreachable(target, "env", UnavailableError("no"))
     assert finding.message == f"nobody listens on {target.address}"
     assert "rlightning serve" in finding.fix
@@ -207,7 +213,8 @@ async def test_somebody_listens_who_speaks_something_else(auth, fix):
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        finding = await unreachable(Target("env", address, auth=auth), "", UnavailableError("no"))
+        target = Target("env", address, "env", auth=auth)
+        finding = await unreachable(target, "", UnavailableError("no"))
     assert "does not answer" in finding.message
     assert fix in finding.fix
 

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from rlightning.cli.app import app
 from rlightning.cluster import train
-from rlightning.cluster.past_runs import find_resumable, read_checkpoint
+from rlightning.cluster.past_runs import find_resumable, find_run, read_checkpoint
 from rlightning.cluster.runs import Run
 from rlightning.errors import ConfigError
 from rlightning.learner.checkpoints import Checkpoints
@@ -101,3 +101,14 @@ def test_a_run_that_is_named_has_to_be_there(config, tmp_path):
     assert done.exit_code == 2
     done = CliRunner().invoke(app, ["train", "--or-anew"])
     assert done.exit_code == 2
+
+
+def test_the_last_of_all_runs_is_found_beside_one_whose_files_are_gone(
+    config, tmp_path, monkeypatch
+):
+    run = make_run(config, saved=False)
+    gone = tmp_path / "runs" / "gone" / "1"
+    gone.mkdir(parents=True)
+    (gone.parent / "latest").symlink_to("1")
+    monkeypatch.chdir(tmp_path)
+    assert find_run("latest") == run

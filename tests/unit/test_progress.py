@@ -38,6 +38,10 @@ def test_line_shows_what_was_measured():
         (1.5, "1.5 s"),
         (0.0, "<0.1 us"),
         (-0.002, "-2 ms"),
+        (0.9997, "1 s"),
+        (0.000_999_7, "1 ms"),
+        (999.7, "1,000 s"),
+        (86_400.4, "86,400 s"),
     ],
 )
 def test_durations_have_units(seconds, text):

@@ -1,8 +1,10 @@
 """Folders of runs."""
 
 import csv
+import errno
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 from rlightning.cluster.past_runs import outcome_of
@@ -114,3 +116,14 @@ def test_numbers_go_on(tmp_path):
     for existing in ("7", "notes"):
         (tmp_path / "runs" / "n" / existing).mkdir(parents=True)
     assert Run.create(make_config(tmp_path, name="n"), command=[]).path.name == "8"
+
+
+def test_a_full_disk_is_not_littered(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = Run.create(make_config(tmp_path), command=[])
+    before = sorted(run.path.iterdir())
+    monkeypatch.setattr(Path, "chmod", full)
+    run.save_progress({"updates": 1})
+    assert sorted(run.path.iterdir()) == before

@@ -48,10 +48,11 @@ def write(tmp_path, config):
 
 def test_addresses_are_looked_at_as_they_are():
     auth = ClientAuthConfig(token="t")
-    sight = find_sight(["a:1", "[::1]:2", "unix:/s"], auth)
+    sight = find_sight(["env-1:1", "[::1]:2", "unix:/s"], auth)
     assert [(t.name, t.address, t.auth) for t in sight.targets] == [
-        (address, address, auth) for address in ("a:1", "[::1]:2", "unix:/s")
+        (address, address, auth) for address in ("env-1:1", "[::1]:2", "unix:/s")
     ]
+    assert [t.section for t in sight.targets] == [None] * 3  # whatever their names look like
     assert sight.run is None
 
 

@@ -240,6 +240,19 @@ async def test_an_env_that_breaks_now_and_then_goes_on():
         await assert_eventually(broke_and_went_on, 60)
 
 
+async def test_an_env_that_cannot_be_closed_keeps_no_other_one_open(caplog):
+    env = {"backend": "gymnasium", "driver": "external"}
+    tasks = {"stuck": f"{ENVS}:Unclosable", "free": f"{ENVS}:Counting"}
+    envs = [{**env, "name": name, "task": task} for name, task in tasks.items()]
+    service = EnvService(MainConfig.from_dict({"env": envs}))
+    await service.start()
+    seen = []
+    await service._groups[1].call(seen.append)
+    await service.close()
+    assert "env 'stuck-0-0': close raised OSError: the arm is stuck" in caplog.messages
+    assert seen[0].env is None
+
+
 async def test_a_long_reset_is_told_and_ends_no_session():
     rpc = {"heartbeat_s": 0.05, "lease_s": 0.4}
     services = {name: {"rpc": rpc} for name in ("policy", "buffer")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -27,6 +28,7 @@ from rlightning.services.env_server.servicer import EnvService
 from rlightning.testing import FaultProxy, assert_eventually, free_address
 from rlightning.types import PolicyResponse
 from rlightning.utils.config import ListenConfig, MainConfig, RpcConfig
+from rlightning.utils.waiting import wait_within
 from rlightning.v1 import env_service_pb2 as pb
 from rlightning.wire import Reader, Writer, fill_policy_response, read_env_ret
 from tests.integration.env.attaching import TenSteps, attached
@@ -342,6 +344,45 @@ async def test_who_drives_an_env_keeps_it_until_the_lease_ends():
             await first.step(answer_to(env_ret))
         await second.close()
         await Walker(first, "count-0-0").walk(3)
+
+
+class Held(Counting):
+    """Steps when it may."""
+
+    gate = threading.Event()
+
+    def step(self, action):
+        assert self.gate.wait(30)
+        return super().step(action)
+
+
+async def test_who_comes_back_to_a_step_whose_env_was_taken_over_is_told():
+    held = {**COUNT, "task": "tests.integration.env.test_step:Held"}
+    Held.gate.clear()
+    async with env_server(held) as server, AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(FaultProxy(server.address))
+        first = await stack.enter_async_context(StepClient(proxy.address, rpc=FAST))
+        second = await stack.enter_async_context(StepClient(server.address, rpc=FAST))
+        stack.callback(Held.gate.set)
+        stepping = asyncio.create_task(first.step(answer_to(await first.reset("count-0-0"))))
+        holder = server.service._driven._holders["count-0-0"]
+        await assert_eventually(lambda: holder.busy, PATIENCE_S)
+        await proxy.refuse()
+        proxy.cut()
+
+        async def taken():
+            try:
+                await second.claim(["count-0-0"])
+            except AlreadyExistsError:
+                return False
+            return True
+
+        await assert_eventually(taken, PATIENCE_S)
+        proxy.restore()
+        await proxy.start()
+        with pytest.raises(PreconditionError, match="another client has taken over") as raised:
+            await wait_within(stepping, PATIENCE_S)
+        assert raised.value.reason == "STATE_LOST"
 
 
 async def test_a_connection_that_does_not_come_back_is_given_up():

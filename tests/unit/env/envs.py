@@ -200,3 +200,10 @@ class Gated(Counting):
             time.sleep(0.005)
         observation, reward, terminated, truncated, info = super().step(action)
         return observation, reward, terminated, truncated, {**info, "pid": os.getpid()}
+
+
+class Unclosable(Counting):
+    """Cannot be closed."""
+
+    def close(self):
+        raise OSError("the arm is stuck")

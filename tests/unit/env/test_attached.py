@@ -126,6 +126,23 @@ async def test_no_ack_after_the_last_one_says_that_more_is_taken():
     await attached.end()
 
 
+async def test_who_takes_over_from_a_driver_in_a_step_begins_without_its_outcome():
+    attached = Attached()
+    attached.actor.cancel()
+    group = attached.group
+    group.store = None  # drivers step it
+    await attached.take(0)
+    first = await group.reset()
+    stepping = asyncio.create_task(group.step(answer(0)))
+    await attached.pause()
+    stepping.cancel()
+    await attached.take(1)
+    env_ret = await group.reset()
+    assert env_ret.observation == first.observation + 1
+    assert env_ret.last_reward.tolist() == [0.0]
+    assert env_ret.executed_action is None
+
+
 async def refusal(broken):
     """What a client is told of a step."""
     group = AttachedGroup(Session(acks=[]), EpisodeLog(), lambda rows: None)

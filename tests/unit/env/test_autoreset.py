@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -193,6 +195,55 @@ def test_rows_in_processes_of_their_own():
     assert env._reset().observation.tolist() == [[0, 0], [0, 0]]  # in new processes
     env._step(answer(env.env_id, zeros))
     env.close()
+
+
+class Fragile(Counting):
+    """Ends its process without a word at an action of 1, and raises in a reset with options."""
+
+    def reset(self, *, seed=None, options=None):
+        if options:
+            raise RuntimeError("the arm fell off")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if action[0] == 1.0:
+            os._exit(3)
+        return super().step(action)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*ERROR")  # gymnasium's way to log
+def test_rows_whose_process_has_ended_are_made_anew_as_they_were():
+    evaluate_cfg = Config(env_kwargs={"offset": 100})
+    env = GymnasiumEnv(
+        config(f"{HERE}:Fragile", num_envs=2, vectorization_mode="async", evaluate_cfg=evaluate_cfg)
+    )
+    env.apply_evaluate_cfg()
+    env._reset()
+    with pytest.raises(EnvError, match="the process of a row has ended"):
+        env._step(answer(env.env_id, np.array([[1.0], [0.0]])))
+    assert env.env.parent_pipes[1].poll(30)  # the other row has stepped, and nobody has heard of it
+    assert env._reset().observation.tolist() == [[100, 0], [100, 0]]
+    env.restore_evaluate_cfg()
+    env._reset()
+    with pytest.raises(RuntimeError, match="the arm fell off"):
+        env._reset(options={"fall": True})
+    assert env._reset().observation.tolist() == [[0, 0], [0, 0]]
+    with pytest.raises(EnvError, match="the process of a row has ended"):
+        env._step(answer(env.env_id, np.array([[0.0], [1.0]])))
+    processes = env.env.processes
+    env.close()
+    assert not any(process.is_alive() for process in processes)
+
+
+@pytest.mark.slow
+def test_rows_are_closed_whose_process_has_ended_between_two_steps():
+    env = GymnasiumEnv(config(f"{HERE}:Fragile", num_envs=2, vectorization_mode="async"))
+    processes = env.env.processes
+    processes[0].kill()
+    processes[0].join()
+    env.close()
+    assert not any(process.is_alive() for process in processes)
 
 
 @pytest.mark.slow

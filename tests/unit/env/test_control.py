@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from rlightning.env.control import ActorControl, Quorum
@@ -38,3 +40,31 @@ async def test_a_quorum_is_reached_once_and_for_all():
     assert quorum.reached
     await quorum.wait()
     await Quorum(0, 0.0, "some.key").wait()
+
+
+async def test_who_is_paused_anew_before_it_comes_round_goes_on_waiting():
+    control = ActorControl(running=False)
+    control.enter()
+    going = asyncio.create_task(control.go_on())
+    await asyncio.sleep(0)
+    control.start()
+    control.pause()
+    assert control.idle
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert control.idle
+    assert not going.done()
+    control.start()
+    assert await going
+    assert not control.idle
+
+
+async def test_who_is_cancelled_in_a_pause_leaves_once():
+    control = ActorControl(running=False)
+    control.enter()
+    going = asyncio.create_task(control.go_on())
+    await asyncio.sleep(0)
+    going.cancel()
+    await asyncio.wait({going})
+    control.leave()
+    assert control.idle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -383,6 +384,40 @@ def test_an_env_that_raises_does_not_lose_the_others():
     batch, _ = env_group.collect_async(wait_all=True)
     assert batch.ids() == (env_group.env_ids[1],)
     env_group.close()
+
+
+class Closing(Scripted):
+    """Cannot be made, or closed, if its options say so."""
+
+    closed: ClassVar[list[int]] = []
+
+    def __init__(self, config, worker_index=0, preprocess_fn=None):
+        super().__init__(config, worker_index, preprocess_fn)
+        if config.env_kwargs.get("unmakeable"):
+            raise RuntimeError("no licence")
+
+    def close(self):
+        self.closed.append(self.worker_index)
+        if self.config.env_kwargs.get("unclosable"):
+            raise RuntimeError("stuck")
+
+
+def closing(**kwargs):
+    Closing.closed.clear()
+    return scripted(**kwargs).model_copy(update={"backend": f"{HERE}:Closing"})
+
+
+def test_an_env_that_cannot_be_made_leaves_no_other_one_open():
+    with pytest.raises(RuntimeError, match="no licence"):
+        EnvGroup([closing(), closing(), closing(unmakeable=True)])
+    assert sorted(Closing.closed) == [0, 1]
+
+
+def test_an_env_that_cannot_be_closed_leaves_no_other_one_open():
+    env_group = EnvGroup([closing(), closing(unclosable=True), closing()])
+    with pytest.raises(RuntimeError, match="stuck"):
+        env_group.close()
+    assert sorted(Closing.closed) == [0, 1, 2]
 
 
 def test_statistics_are_means_and_end_the_rollout():

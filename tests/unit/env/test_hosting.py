@@ -11,7 +11,13 @@ import pytest
 
 from rlightning.env import BaseEnv
 from rlightning.env.episodes import EpisodeLog, EpisodeRecord
-from rlightning.env.hosting import HostedGroup, StepPlacement, group_name, host_envs
+from rlightning.env.hosting import (
+    HostedGroup,
+    StepPlacement,
+    close_groups,
+    group_name,
+    host_envs,
+)
 from rlightning.env.lockstep import Round
 from rlightning.env.replica import replica_name, replica_seed
 from rlightning.errors import ConfigError, EnvError, ResetNeededError
@@ -357,3 +363,42 @@ async def test_a_round_of_lockstep_begins_the_same_whatever_came_before():
     for other in (await play(0, 17), await play(0, 16, index=1)):
         assert not np.array_equal(first.observation, other[0].observation)
     assert first.episode_id.max() + 1000 < (await play(0, 17))[0].episode_id.min()
+
+
+class Stamped(BaseEnv):
+    """One row whose every step ends its episode; its observations are stamped 1, 2, 3."""
+
+    def __init__(self, config, worker_index=0, preprocess_fn=None):
+        super().__init__(config, worker_index, preprocess_fn)
+        self.env = gym.Env()
+        self.env.observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+        self.env.action_space = gym.spaces.Discrete(2)
+        self.seen = 0
+
+    def reset(self, *args, **kwargs):
+        self.seen += 1
+        return EnvRet(self.env_id, np.zeros(1, np.float32), ts_observed_ns=self.seen)
+
+    def step(self, policy_resp):
+        env_ret = self.reset()
+        env_ret.last_terminated = True
+        return env_ret
+
+
+async def test_the_stamp_of_an_observation_is_its_own_where_an_episode_ends():
+    (group,) = await host_envs([config(backend="tests.unit.env.test_hosting:Stamped")])
+    assert (await group.reset()).ts_observed_ns == 1
+    env_ret = await group.step(answer(group.env_id, np.array([0])))
+    assert env_ret.info["final_rows"].tolist() == [0]
+    assert env_ret.ts_observed_ns == 3  # that of the reset: the second one is the last observation
+    await group.close()
+
+
+async def test_a_group_that_cannot_be_closed_keeps_no_other_one_open(caplog):
+    groups = await host_envs([config(f"{ENVS}:Unclosable"), config("CartPole-v1")])
+    seen = []
+    await groups[1].call(lambda env: seen.append(env))
+    await close_groups(groups)
+    assert caplog.messages == ["env 'test-0-0': close raised OSError: the arm is stuck"]
+    assert seen[0].env is None
+    await groups[0].close()  # again, without its thread
