@@ -22,7 +22,7 @@ from rlightning.policy.layout import InputLayout
 from rlightning.policy.pending import Answer
 from rlightning.policy.state import GroupState, StateLayout, StateUse
 from rlightning.types import Mode, MultiAgentPolicyResponse, PolicyResponse
-from rlightning.utils.conversions import array_of
+from rlightning.utils.conversions import BFloat16Array, array_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ PADDING_ID = ""
 _AS_IT_IS = nullcontext()
 # Kinds of dtypes.
 _HAVE_NAN = "fc"
+_BFLOAT16_INFINITY = 0x7F80
 
 
 @dataclass(slots=True)
@@ -276,8 +277,14 @@ def _nan_rows(value: Any, name: str) -> Iterator[tuple[str, npt.NDArray[np.bool_
     elif isinstance(value, tuple):
         for i, item in enumerate(value):
             yield from _nan_rows(item, f"{name}[{i}]")
-    elif isinstance(value, np.ndarray) and value.dtype.kind in _HAVE_NAN:
-        nan: npt.NDArray[np.bool_] = np.isnan(value)
+    elif isinstance(value, np.ndarray):
+        nan: npt.NDArray[np.bool_]
+        if isinstance(value, BFloat16Array) and value.dtype == np.uint16:
+            nan = (value.view(np.ndarray) & 0x7FFF) > _BFLOAT16_INFINITY
+        elif value.dtype.kind in _HAVE_NAN:
+            nan = np.isnan(value)
+        else:
+            return
         if nan.any():
             yield name, np.logical_or.reduce(nan.reshape(len(value), -1), axis=1)
 
