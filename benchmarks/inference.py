@@ -44,7 +44,7 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
     policy = _policy(device, rows)
     layout = InputLayout(PICTURES)
     inference = Inference(policy, layout)
-    stager = ThreadPoolExecutor(1)
+    gatherer = ThreadPoolExecutor(1)
     rng = np.random.default_rng(0)
     seen = rng.integers(0, 256, (GROUPS, rows // GROUPS, *PICTURES.shape), np.uint8)
     parts = [Part(f"env-{i}", *layout.flatten(EnvRet("", one))) for i, one in enumerate(seen)]
@@ -65,16 +65,17 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
         return calls * rows / (time.perf_counter() - begun)
 
     def rate_ahead(parts: Sequence[Part]) -> float:
-        """As a policy server on CUDA: one batch is staged while the one before is in the network."""
-        staged = stager.submit(inference.stage, parts)
+        """As a policy server on CUDA: one batch is gathered while the one before is in the network."""
+        ahead = gatherer.submit(inference.gather, parts, Mode.EXPLORE)
 
         def call() -> None:
-            nonlocal staged
-            now, staged = staged.result(), stager.submit(inference.stage, parts)
-            inference.run_staged(now, Mode.EXPLORE)
+            nonlocal ahead
+            answer = ahead.result()
+            ahead = gatherer.submit(inference.gather, parts, Mode.EXPLORE)
+            answer()
 
         result = rate(call)
-        staged.result()
+        ahead.result()
         return result
 
     measured = "inference"
@@ -83,9 +84,9 @@ def measure(rounds: int, seconds: float, slack: float) -> bool:
         measured: lambda: rate(lambda: inference.run(parts, Mode.EXPLORE)),
     }
     if device == "cuda":
-        cells["inference, staged ahead"] = lambda: rate_ahead(parts)
+        cells["inference, gathered ahead"] = lambda: rate_ahead(parts)
         # What a batch takes whose rows lie in pinned memory already, copies to and fro included.
-        measured = "inference from pinned memory, staged ahead"
+        measured = "inference from pinned memory, gathered ahead"
         values, _ = layout.flatten(EnvRet("", seen.reshape(rows, *PICTURES.shape)))
         pinned = [Part("env", [torch.from_numpy(one).pin_memory() for one in values], rows)]
         cells[measured] = lambda: rate_ahead(pinned)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlightning.errors import BatcherOverloadedError, DeadlineExceededError, UnavailableError
 from rlightning.policy.batcher_stats import BatcherStats
-from rlightning.policy.pending import Batch, Pending, Runner, StageTimes
+from rlightning.policy.pending import Batch, Pending, Runner, StageTimes, failure
 from rlightning.policy.worker import Worker
 from rlightning.types import Mode, PolicyResponse
 
@@ -37,7 +37,7 @@ class Batcher:
     Everything queued for the same runner and mode leaves together, oldest first. With
     `max_wait_us` 0 that is what is there at the next turn of the event loop. Otherwise a batch
     waits until it is full, until every open group has asked, or until its oldest request has waited
-    `max_wait_us`. While an inference runs, requests gather for the next one.
+    `max_wait_us`. While an inference runs, requests wait for the next one.
 
     Args:
         max_batch_rows: Rows in one batch; a single request with more is a batch of its own.
@@ -46,8 +46,9 @@ class Batcher:
         queue_bytes: Bytes of the requests that may wait.
         inline_below_us: Batches whose inference is known to take less run on the event loop, which
             saves two thread switches; 0: none do.
-        stages_ahead: While a batch runs, put the next one together on another thread, once there is
-            enough for a full one: nobody could join it any more, and its requests no longer expire.
+        gathers_ahead: While a batch runs, put the next one together on another thread, once there
+            is enough for a full one, which nobody could join any more. If some of its requests
+            have expired by its turn, it is put together anew without them.
 
     Attributes:
         stats: What was done so far.
@@ -61,7 +62,7 @@ class Batcher:
         queue_rows: int = 65536,
         queue_bytes: int = 256 * 2**20,
         inline_below_us: int = 0,
-        stages_ahead: bool = False,
+        gathers_ahead: bool = False,
     ) -> None:
         self.stats = BatcherStats()
         self._max_batch_rows = max_batch_rows
@@ -73,8 +74,8 @@ class Batcher:
         self._cost_ns: dict[int, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: Worker | None = None
-        self._stages_ahead = stages_ahead
-        self._stager: Worker | None = None
+        self._gathers_ahead = gathers_ahead
+        self._gatherer: Worker | None = None
         # What is put together while another batch runs.
         self._next: Batch | None = None
         self._closed = False
@@ -110,8 +111,8 @@ class Batcher:
         """Starts the inference thread; call on the event loop that will submit."""
         self._loop = asyncio.get_running_loop()
         self._worker = Worker("inference", self._ring)
-        if self._stages_ahead:
-            self._stager = Worker("staging", self._ring)
+        if self._gathers_ahead:
+            self._gatherer = Worker("gathering", self._ring)
 
     async def close(self) -> None:
         """Fails what is queued, waits for the inference that runs, and ends the thread."""
@@ -122,8 +123,8 @@ class Batcher:
         self._rows = self._bytes = 0
         while self._controls:
             self._controls.popleft().fail(error)
-        if self._stager is not None:
-            await self._stager.stop()  # it reads what those it puts together asked with
+        if self._gatherer is not None:
+            await self._gatherer.stop()  # it reads what those it puts together asked with
         if self._next is not None:
             for pending in self._next.pendings:
                 pending.fail(error)
@@ -220,15 +221,15 @@ class Batcher:
     # On the event loop.
 
     def _schedule(self) -> None:
-        if self._scheduled or self._loop is None or (self._busy and not self._may_stage):
+        if self._scheduled or self._loop is None or (self._busy and not self._may_gather):
             return
         if self._queue or self._controls or self._next is not None:
             self._scheduled = True
             self._loop.call_soon(self._dispatch)
 
     @property
-    def _may_stage(self) -> bool:
-        return self._stager is not None and self._next is None
+    def _may_gather(self) -> bool:
+        return self._gatherer is not None and self._next is None
 
     def _dispatch(self) -> None:
         """Starts the next piece of work, unless one runs."""
@@ -236,7 +237,7 @@ class Batcher:
         if self._closed or self._worker is None:
             return
         if self._busy:
-            self._stage_next()
+            self._gather_next()
             return
         job = self._controls.popleft() if self._controls else self._take(time.monotonic_ns())
         if job is None:
@@ -254,25 +255,32 @@ class Batcher:
         else:
             self._busy = True
             self._worker.submit(job.execute, partial(self._finish_on_thread, job))
-            self._stage_next()
+            self._gather_next()
 
     def _take(self, now: int) -> Batch | None:
         """Returns the batch whose turn it is, if it is ready."""
-        if self._next is None:
+        batch = self._next
+        if batch is None:
             return self._form(now)
-        if not self._next.staged:
+        if not batch.gathered:
             return None
-        batch, self._next = self._next, None
-        return batch
+        self._next = None
+        if not _any_expired(batch.pendings, now):
+            return batch
+        # Back to where they came from: the others are put together anew.
+        self._queue.extendleft(reversed(batch.pendings))
+        self._rows += batch.rows
+        self._bytes += sum(pending.nbytes for pending in batch.pendings)
+        return self._form(now)
 
-    def _stage_next(self) -> None:
+    def _gather_next(self) -> None:
         """Begins to put the next batch together beside the one that runs, if it is full."""
-        if self._stager is None or self._next is not None or self._rows < self._max_batch_rows:
+        if self._gatherer is None or self._next is not None or self._rows < self._max_batch_rows:
             return
         batch = self._form(time.monotonic_ns(), only_full=True)
         if batch is not None:
             self._next = batch
-            self._stager.submit(batch.stage, self._schedule)
+            self._gatherer.submit(batch.gather, self._schedule)
 
     def _is_short(self, rows: int) -> bool:
         return self._cost_ns.get(rows.bit_length(), _UNKNOWN_NS) < self._inline_below_ns
@@ -322,7 +330,7 @@ class Batcher:
         return candidates[:count], rows, count < len(candidates) or rows >= self._max_batch_rows
 
     def _drop_expired(self, now: int) -> None:
-        if not any(0 < pending.deadline_ns <= now for pending in self._queue):
+        if not _any_expired(self._queue, now):
             return
         waiting = self._queue
         self._queue = deque()
@@ -370,6 +378,10 @@ class Batcher:
         self._cost_ns[size] = cost_ns + 0.1 * (job.end_ns - job.start_ns - cost_ns)
 
 
+def _any_expired(pendings: Iterable[Pending], now: int) -> bool:
+    return any(0 < pending.deadline_ns <= now for pending in pendings)
+
+
 class _Control:
     """A function that runs between two batches."""
 
@@ -383,7 +395,10 @@ class _Control:
         try:
             self._value = self._function()
         except Exception as error:  # raised again in whoever asked for it
-            self._error = error
+            lost = isinstance(error, StopIteration)  # no future takes it
+            self._error = failure("the policy", error) if lost else error
+        except BaseException as error:  # it would end the thread
+            self._error = failure("the policy", error)
 
     def answer(self) -> None:
         if self._error is not None:

@@ -87,7 +87,7 @@ class PolicyHost:
             queue_rows=config.queue_rows,
             queue_bytes=config.queue_bytes,
             inline_below_us=config.inline_below_us if device == "cpu" else 0,
-            stages_ahead=device == "cuda",
+            gathers_ahead=device == "cuda",
         )
         self.meta: EnvMeta | None = None
         self._runner: PolicyRunner | None = None
@@ -348,7 +348,7 @@ class PolicyHost:
                     reason="VERSION_TOO_OLD",
                 )
             runner = self._runner
-            tensors = await asyncio.to_thread(self._stage, weights, runner)
+            tensors = await asyncio.to_thread(self._unpack, weights, runner)
             if self._store is not None:
                 try:
                     await asyncio.to_thread(self._store.save, weights)
@@ -375,7 +375,7 @@ class PolicyHost:
             drawn = np.random.SeedSequence([self._config.seed or 0, digest]).generate_state(1)
             self._policy.seed_actions(int(drawn[0]))
 
-    def _stage(self, weights: Weights, runner: PolicyRunner | None) -> dict[str, Tensor]:
+    def _unpack(self, weights: Weights, runner: PolicyRunner | None) -> dict[str, Tensor]:
         tensors = parse_weights(weights.data)
         if runner is not None:
             check_weights(policy_weights(self._policy), tensors)

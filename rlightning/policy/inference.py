@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from torch import Tensor
 
 from rlightning.errors import PolicyError
 from rlightning.policy.base_policy import BasePolicy, PolicyInput
+from rlightning.policy.batch_memory import BatchMemory, Gathered
 from rlightning.policy.layout import InputLayout
 from rlightning.policy.pending import Answer
-from rlightning.policy.staging import Staged, Staging
 from rlightning.policy.state import GroupState, StateLayout, StateUse
 from rlightning.types import Mode, MultiAgentPolicyResponse, PolicyResponse
-from rlightning.utils.conversions import array_of
+from rlightning.utils.conversions import BFloat16Array, array_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ PADDING_ID = ""
 _AS_IT_IS = nullcontext()
 # Kinds of dtypes.
 _HAVE_NAN = "fc"
+_BFLOAT16_INFINITY = 0x7F80
 
 
 @dataclass(slots=True)
@@ -50,27 +52,8 @@ class Part:
     state: StateUse | None = None
 
 
-@dataclass(slots=True)
-class StagedBatch:
-    """The rows of a batch, put together.
-
-    Attributes:
-        parts: Its groups.
-        sizes: Rows of each.
-        rows: Rows of all.
-        padding: Rows of zeros behind them.
-        inputs: The arrays.
-    """
-
-    parts: Sequence[Part]
-    sizes: Sequence[int]
-    rows: int
-    padding: int
-    inputs: Staged
-
-
 class Inference:
-    """Runs a policy on batches of one spec. For one thread at a time, `stage` apart.
+    """Runs a policy on batches of one spec. For one thread at a time, `gather` apart.
 
     Args:
         policy: Its network exists.
@@ -86,7 +69,7 @@ class Inference:
         self._layout = layout
         self._states = states
         self._stores = config.store_state
-        self._staging = Staging(layout.leaves, policy.device)
+        self._memory = BatchMemory(layout.leaves, policy.device)
         self._autocast = None if config.autocast == "none" else getattr(torch, config.autocast)
         on_cuda = policy.device.type == "cuda"
         pads = config.pad_batches == "always" or (config.pad_batches == "auto" and on_cuda)
@@ -108,28 +91,28 @@ class Inference:
                 action that is NaN; the message names the env ids. State is what it was before.
         """
         answers = []
-        for answer in self._run(self.stage(parts), mode, together=True):
+        for answer in self.gather(parts, mode, together=True)():
             if isinstance(answer, PolicyError):
                 raise answer
             answers.append(answer)
         return answers
 
-    def run_each(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
-        """Answers each group for itself, as they may belong to different clients.
+    def gather(
+        self, parts: Sequence[Part], mode: Mode, *, together: bool = False
+    ) -> Callable[[], list[Answer]]:
+        """Puts the rows of a batch together on the device.
+
+        On CUDA also from another thread, for the next batch while one is answered.
+
+        Args:
+            parts: The groups.
+            mode: Explore or exploit.
+            together: Keep no group's new state if the action of one is NaN.
 
         Returns:
-            A response for each, or a `PolicyError` for one whose action is NaN, whose state is what
-            it was before.
-
-        Raises:
-            PolicyError: As `run`, for what went wrong with all of them.
-        """
-        return self._run(self.stage(parts), mode)
-
-    def stage(self, parts: Sequence[Part]) -> StagedBatch:
-        """Puts the rows of a batch together on the device, for `run_staged`.
-
-        On CUDA also from another thread, for the next batch while one runs.
+            What answers the batch, each group for itself, as they may belong to different clients:
+            with a response, or with a `PolicyError` if its action is NaN; its state is what it was
+            before, then. Raises a `PolicyError`, as `run`, for what went wrong with all of them.
         """
         sizes = [part.rows or 1 for part in parts]
         rows = sum(sizes)
@@ -137,20 +120,23 @@ class Inference:
         padding = self._padding(rows)
         if padding:
             values.append(self._zeros(values[0], padding))
-        return StagedBatch(
-            parts, sizes, rows, padding, self._staging.gather(values, rows + padding)
-        )
+        gathered = self._memory.gather(values, rows + padding)
+        return partial(self._answer, parts, mode, together, sizes, padding, gathered)
 
-    def run_staged(self, batch: StagedBatch, mode: Mode) -> list[Answer]:
-        """Does what `run_each` does with a batch that was put together before."""
-        return self._run(batch, mode)
-
-    def _run(self, staged: StagedBatch, mode: Mode, *, together: bool = False) -> list[Answer]:
-        parts, rows, padding = staged.parts, staged.rows, staged.padding
-        groups = [(part.env_id, size) for part, size in zip(parts, staged.sizes, strict=True)]
+    def _answer(
+        self,
+        parts: Sequence[Part],
+        mode: Mode,
+        together: bool,
+        sizes: Sequence[int],
+        padding: int,
+        gathered: Gathered,
+    ) -> list[Answer]:
+        rows = sum(sizes)
+        groups = [(part.env_id, size) for part, size in zip(parts, sizes, strict=True)]
         if padding:
             groups.append((PADDING_ID, padding))
-        observation, reward, terminated, truncated = self._layout.build(staged.inputs.take())
+        observation, reward, terminated, truncated = self._layout.build(gathered.take())
         batch = PolicyInput(
             parts[0].env_id if len(parts) == 1 else "batch",
             observation,
@@ -178,14 +164,18 @@ class Inference:
             _LOG.exception("%s", what)
             raise PolicyError(f"{what}: {kind}{error}") from error
         made = type(response) if isinstance(response, MultiAgentPolicyResponse) else PolicyResponse
-        if len(parts) == 1 and parts[0].rows is not None and not failed:
-            return [made(parts[0].env_id, **outputs)]
+        whole = len(parts) == 1 and parts[0].rows is not None
         answers: list[Answer] = []
         start = 0
-        for i, (part, size) in enumerate(zip(parts, staged.sizes, strict=True)):
+        for i, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             where = start if part.rows is None else slice(start, start + size)
-            answers.append(failed.get(i) or made(part.env_id, **_cut(outputs, where)))
             start += size
+            if i in failed:
+                answers.append(failed[i])
+                continue
+            answer = made(part.env_id, **(outputs if whole else _cut(outputs, where)))
+            answer.policy_version = self._policy.weights_version
+            answers.append(answer)
         return answers
 
     @property
@@ -287,8 +277,14 @@ def _nan_rows(value: Any, name: str) -> Iterator[tuple[str, npt.NDArray[np.bool_
     elif isinstance(value, tuple):
         for i, item in enumerate(value):
             yield from _nan_rows(item, f"{name}[{i}]")
-    elif isinstance(value, np.ndarray) and value.dtype.kind in _HAVE_NAN:
-        nan: npt.NDArray[np.bool_] = np.isnan(value)
+    elif isinstance(value, np.ndarray):
+        nan: npt.NDArray[np.bool_]
+        if isinstance(value, BFloat16Array) and value.dtype == np.uint16:
+            nan = (value.view(np.ndarray) & 0x7FFF) > _BFLOAT16_INFINITY
+        elif value.dtype.kind in _HAVE_NAN:
+            nan = np.isnan(value)
+        else:
+            return
         if nan.any():
             yield name, np.logical_or.reduce(nan.reshape(len(value), -1), axis=1)
 

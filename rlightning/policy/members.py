@@ -53,12 +53,12 @@ class Member(Protocol):
         """Answers some envs; each has a response of its own."""
         ...
 
-    def stage(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Takes a copy of weights, to be used from `swap` on."""
         ...
 
     def swap(self) -> Future[None]:
-        """Uses what was staged, from the next batch on."""
+        """Uses what it received, from the next batch on."""
         ...
 
     def fingerprint(self) -> dict[str, float]:
@@ -134,13 +134,12 @@ class LocalMember:
                 responses = inference.run(parts, mode)
             self.policy.latency.record("rollout_step", time.perf_counter() - begun)
             for response in responses:
-                response.policy_version = self.policy.weights_version
                 response.mark_policy_sent()
             return responses
 
         return self._turns.run(answer)
 
-    def stage(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copies weights to the policy's device.
 
         Raises:
@@ -149,7 +148,7 @@ class LocalMember:
         self.policy.receive_weights(weights, version)
 
     def swap(self) -> Future[None]:
-        """Puts what was staged into the network, between two batches."""
+        """Puts what it received into the network, between two batches."""
         self.policy.notify_update_weights()
 
         def refresh() -> None:
@@ -196,7 +195,7 @@ class RemoteMember:
         self._loop = shared_loop()
         self._clients: dict[str, PolicyClient] = {}
         self._weights: PolicyClient | None = None
-        self._staged: tuple[bytes, int] | None = None
+        self._received: tuple[bytes, int] | None = None
         self._offset = 0  # what is added to the group's versions
 
     def init(self, eval_config: Config | None, env_meta: EnvMeta) -> None:
@@ -221,14 +220,14 @@ class RemoteMember:
         refuse_doubles(env_rets)
         return self._loop.submit(self._answer(env_rets, mode, reset_state))
 
-    def stage(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Makes a safetensors file of weights."""
-        self._staged = dump_weights(weights), version
+        self._received = dump_weights(weights), version
 
     def swap(self) -> Future[None]:
-        """Publishes what was staged."""
-        staged, self._staged = self._staged, None
-        return self._loop.submit(self._publish(staged))
+        """Publishes what it received."""
+        received, self._received = self._received, None
+        return self._loop.submit(self._publish(received))
 
     def fingerprint(self) -> dict[str, float]:
         """Returns the L2 norm of each tensor that the server has, by name."""
@@ -274,9 +273,9 @@ class RemoteMember:
             self._clients[env_ret.env_id] = client
         return client
 
-    async def _publish(self, staged: tuple[bytes, int] | None) -> None:
-        if staged is not None and self._weights is not None:
-            await self._weights.publish_weights(self._offset + staged[1], staged[0])
+    async def _publish(self, received: tuple[bytes, int] | None) -> None:
+        if received is not None and self._weights is not None:
+            await self._weights.publish_weights(self._offset + received[1], received[0])
 
     async def _pull(self) -> dict[str, float]:
         assert self._weights is not None

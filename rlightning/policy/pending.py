@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from rlightning.errors import PolicyError
 from rlightning.types import Mode, PolicyResponse
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 
 Answer: TypeAlias = "PolicyResponse | PolicyError"
 """What comes of one request: its rows' actions, or why there are none for it."""
@@ -25,16 +27,15 @@ Answer: TypeAlias = "PolicyResponse | PolicyError"
 class Runner(Protocol):
     """Answers batches of one kind; requests for different runners never share a batch."""
 
-    def run(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
-        """Returns one answer for each part.
+    def gather(self, parts: Sequence[Part], mode: Mode) -> Callable[[], list[Answer]]:
+        """Puts the rows of a batch together, maybe while another one is answered.
+
+        Returns:
+            What answers it: returns one answer for each part, or raises a `PolicyError`.
 
         Raises:
-            PolicyError: None could be computed.
+            PolicyError: None can be had.
         """
-        ...
-
-    def stage(self, parts: Sequence[Part]) -> Callable[[Mode], list[Answer]]:
-        """Does of a `run` what may be done while another one runs; returns the rest of it."""
         ...
 
 
@@ -152,7 +153,7 @@ class Batch:
         end_ns: When it ended.
         answers: One for each request; None if the batch failed.
         error: Why it failed.
-        rest: What is left to do, once `stage` has done its part.
+        infer: Answers what `gather` has put together; None before that, and once it has begun.
     """
 
     pendings: list[Pending]
@@ -162,43 +163,40 @@ class Batch:
     end_ns: int = 0
     answers: list[Answer] | None = None
     error: Exception | None = None
-    rest: Callable[[Mode], list[Answer]] | None = None
+    infer: Callable[[], list[Answer]] | None = None
 
     @property
-    def staged(self) -> bool:
-        """Whether `stage` is over."""
-        return self.rest is not None or self.error is not None
+    def gathered(self) -> bool:
+        """Whether `gather` is over."""
+        return self.infer is not None or self.error is not None
 
-    def stage(self) -> None:
-        """Puts the batch together, for `execute` to run; never raises."""
-        try:
-            self.rest = self.pendings[0].runner.stage(self._parts())
-        except Exception as error:
-            self._fail(error)
+    def gather(self) -> None:
+        """Puts the rows together, for `execute`; never raises."""
+        first = self.pendings[0]
+        parts = [pending.part for pending in self.pendings if pending.part is not None]
+        self.infer = self._try(first.runner.gather, parts, first.mode)
 
     def execute(self) -> None:
-        """Runs the inference; never raises."""
+        """Runs the inference, of what was gathered ahead or is now; never raises."""
         self.start_ns = time.monotonic_ns()
-        if self.error is None:
-            first = self.pendings[0]
-            rest, self.rest = self.rest, None  # it holds on to the rows
-            try:
-                if rest is None:
-                    self.answers = first.runner.run(self._parts(), first.mode)
-                else:
-                    self.answers = rest(first.mode)
-            except PolicyError as error:
-                self.error = error
-            except (Exception, SystemExit) as error:  # no batch may end its thread unanswered
-                self._fail(error)
+        if not self.gathered:
+            self.gather()
+        infer, self.infer = self.infer, None  # it holds on to the rows
+        if infer is not None:
+            self.answers = self._try(infer)
         self.end_ns = time.monotonic_ns()
 
-    def _parts(self) -> list[Part]:
-        return [pending.part for pending in self.pendings if pending.part is not None]
-
-    def _fail(self, error: BaseException) -> None:
-        _LOG.error("inference failed", exc_info=error)
-        self.error = PolicyError(f"inference failed: {type(error).__name__}: {error}")
+    def _try(self, work: Callable[..., _T], *args: Any) -> _T | None:
+        """Returns what a part of the work returns; None if it raised, which is kept."""
+        try:
+            return work(*args)
+        except PolicyError as error:
+            self.error = error
+        except KeyboardInterrupt:  # meant for the loop, where short batches run
+            raise
+        except BaseException as error:  # no batch may end its thread unanswered
+            self.error = failure("inference", error)
+        return None
 
     def answer(self) -> None:
         """Gives each request its answer, or all the error."""
@@ -215,3 +213,9 @@ class Batch:
             queue_us = (joined_ns - pending.received_ns) // 1000
             wait_us = (self.start_ns - joined_ns) // 1000
             pending.answer(answer, StageTimes(queue_us, wait_us, inference_us, self.rows))
+
+
+def failure(what: str, error: BaseException) -> PolicyError:
+    """Logs what was raised where nobody expects it, and returns it as an error to be told."""
+    _LOG.error("%s failed", what, exc_info=error)
+    return PolicyError(f"{what} failed: {type(error).__name__}: {error}")

@@ -195,7 +195,7 @@ class PolicyGroup:
         self._version += 1
         with self._timed("send_weights"):
             for member in self._members:
-                member.stage(weights, self._version)
+                member.receive(weights, self._version)
 
     def notify_update_weights(self) -> None:
         """Lets the acting policies use what was sent, each from its next batch on."""

@@ -15,7 +15,7 @@ from rlightning.policy.layout import InputLayout
 from rlightning.policy.pending import Answer
 from rlightning.policy.state import GroupState, StateLayout, StateUse
 from rlightning.policy.weights import load_weights
-from rlightning.types import Mode, PolicyResponse
+from rlightning.types import Mode
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ _WARM_UP_BATCHES = 3
 
 
 class PolicyRunner:
-    """Answers batches of one spec with the version of its weights; a `Runner` of a `Batcher`.
+    """Answers batches of one spec; a `Runner` of a `Batcher`.
 
-    Made and used on the inference thread, `stage` apart.
+    Made and used on the inference thread, `gather` apart.
 
     Args:
         policy: Its network exists.
@@ -51,21 +51,9 @@ class PolicyRunner:
         """The rows that a batch can have, if they are few."""
         return self._inference.sizes
 
-    def run(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
-        """Answers each part; see `Inference.run_each`."""
-        return self._with_version(self._inference.run_each(parts, mode))
-
-    def stage(self, parts: Sequence[Part]) -> Callable[[Mode], list[Answer]]:
-        """Puts the rows together, beside another `run`; returns the rest of their own."""
-        inference, staged = self._inference, self._inference.stage(parts)
-        return lambda mode: self._with_version(inference.run_staged(staged, mode))
-
-    def _with_version(self, answers: list[Answer]) -> list[Answer]:
-        version = self._policy.weights_version
-        for answer in answers:
-            if isinstance(answer, PolicyResponse):
-                answer.policy_version = version
-        return answers
+    def gather(self, parts: Sequence[Part], mode: Mode) -> Callable[[], list[Answer]]:
+        """Puts the rows of a batch together; returns what answers them. See `Inference.gather`."""
+        return self._inference.gather(parts, mode)
 
     def load(self, weights: dict[str, Tensor], version: int) -> None:
         """Takes weights over, by flat name, between two batches."""

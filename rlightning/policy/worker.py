@@ -41,7 +41,7 @@ class Worker:
     async def stop(self) -> None:
         """Ends the thread once the jobs that were submitted have run."""
         self._inbox.put(None)
-        await self._stopped
+        await asyncio.shield(self._stopped)  # who waits may give up, and wait again
 
     def _run(self) -> None:
         call_on_loop = self._loop.call_soon_threadsafe

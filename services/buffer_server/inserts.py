@@ -34,7 +34,7 @@ from rlightning.v1 import buffer_service_pb2 as pb
 from rlightning.wire import Reader
 
 from .tables import Tables
-from .writers import Pending, Writer, items_of
+from .writers import WaitingInsert, Writer, items_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -295,7 +295,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             writer.moved.clear()
             await writer.moved.wait()
 
-    def _keep(self, writer: Writer, message: Pending) -> None:
+    def _keep(self, writer: Writer, message: WaitingInsert) -> None:
         """Lets a message wait for room.
 
         Raises:
@@ -325,14 +325,16 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
         await session.send(response)
 
     @staticmethod
-    def _mark(writer: Writer, message: Pending) -> tuple[list[str], str, str, int]:
+    def _mark(writer: Writer, message: WaitingInsert) -> tuple[list[str], str, str, int]:
         """Returns how a message whose turn it is is written down."""
         names = [table.name for table in message.tables]
         return names, writer.writer_id, writer.env_id, writer.next_seq
 
-    def _read(self, writer: Writer, reader: Reader[pb.InsertRequest], session: Session) -> Pending:
+    def _read(
+        self, writer: Writer, reader: Reader[pb.InsertRequest], session: Session
+    ) -> WaitingInsert:
         name, data = reader.message.insert.table, bytes(reader.data)
-        message = Pending(writer.tables, [], None, data, session.arrival, reader.nbytes)
+        message = WaitingInsert(writer.tables, [], None, data, session.arrival, reader.nbytes)
         try:
             if name:
                 table = self._tables.named(name)
@@ -354,7 +356,7 @@ class InsertHandler(SessionHandler[pb.InsertRequest, pb.InsertResponse]):
             message.refusal = error
         return message
 
-    def _store(self, writer: Writer, message: Pending) -> bool:
+    def _store(self, writer: Writer, message: WaitingInsert) -> bool:
         """Stores or refuses a message whose turn it is.
 
         Returns:

@@ -19,7 +19,7 @@ from rlightning.wire import Reader, read_env_ret, read_policy_response
 
 
 @dataclass
-class Pending:
+class WaitingInsert:
     """An insert that waits for its turn, or for room.
 
     Attributes:
@@ -66,7 +66,7 @@ class Writer:
     tables: tuple[BufferTable, ...]
     next_seq: int = 1
     session: Session | None = None
-    waiting: deque[Pending] = field(default_factory=deque)
+    waiting: deque[WaitingInsert] = field(default_factory=deque)
     refused: dict[int, ErrorStatus] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     unacked: int = 0

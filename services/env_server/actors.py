@@ -33,7 +33,7 @@ _STALLED_S = 1.0
 # How long a request waits for the round that it asks for.
 _ROUND_LOOK_S = 0.2
 # How long an actor whose client has left may take to store what came of it.
-_FAREWELL_S = 5.0
+_DETACH_S = 5.0
 
 
 class Actors:
@@ -73,7 +73,7 @@ class Actors:
         self._replicas: Replicas | None = None
         self._hosted = [self._actor(group, control, hosted=True) for group in groups]
         self._attached: dict[AttachedGroup, tuple[GroupActor, asyncio.Task[None]]] = {}
-        self._farewells: dict[asyncio.Task[None], GroupActor] = {}
+        self._detaching: dict[asyncio.Task[None], GroupActor] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
         self._round: asyncio.Task[None] | None = None
@@ -145,9 +145,9 @@ class Actors:
         if group not in self._attached:
             return False
         actor, task = self._attached.pop(group)
-        farewell = asyncio.create_task(self._part(group, actor, task))
-        self._farewells[farewell] = actor
-        farewell.add_done_callback(self._farewells.pop)
+        parting = asyncio.create_task(self._part(group, actor, task))
+        self._detaching[parting] = actor
+        parting.add_done_callback(self._detaching.pop)
         return True
 
     async def stop(self, timeout_s: float) -> None:
@@ -167,7 +167,7 @@ class Actors:
         self._control.stop()
         for group in tuple(self._attached):
             self.detach(group)
-        for actor in (*self._hosted, *self._farewells.values()):
+        for actor in (*self._hosted, *self._detaching.values()):
             actor.buffer.stop_waiting_for_room()
         await self._settle(self._tasks, deadline)
         flushes = [asyncio.create_task(self._flush(actor)) for actor in self._hosted]
@@ -176,12 +176,12 @@ class Actors:
             if flush.cancelled() or flush.exception() is not None:
                 _LOG.warning("not all that %s inserted was acked", actor.group.env_id)
         await asyncio.gather(*(actor.close() for actor in self._hosted))
-        farewells = tuple(self._farewells)
-        if farewells:
-            await asyncio.wait(farewells, timeout=max(0.1, deadline - time.monotonic()))
-            for farewell in farewells:
-                farewell.cancel()
-            await asyncio.gather(*farewells, return_exceptions=True)
+        detaching = tuple(self._detaching)
+        if detaching:
+            await asyncio.wait(detaching, timeout=max(0.1, deadline - time.monotonic()))
+            for task in detaching:
+                task.cancel()
+            await asyncio.gather(*detaching, return_exceptions=True)
         if self._replicas is not None:
             await self._replicas.close()
 
@@ -289,13 +289,13 @@ class Actors:
         rest: asyncio.Task[None] | None = None
         flush: asyncio.Task[None] | None = None
         try:
-            await asyncio.wait({task}, timeout=_FAREWELL_S)
+            await asyncio.wait({task}, timeout=_DETACH_S)
             if task.done():
                 rest = asyncio.create_task(self._store_rest(group, actor))
-                await asyncio.wait({rest}, timeout=_FAREWELL_S)
+                await asyncio.wait({rest}, timeout=_DETACH_S)
             group.close()
             flush = asyncio.create_task(self._flush(actor))
-            await asyncio.wait({flush}, timeout=_FAREWELL_S)
+            await asyncio.wait({flush}, timeout=_DETACH_S)
         finally:
             tasks = [one for one in (task, rest, flush) if one is not None]
             for one in tasks:

@@ -25,7 +25,7 @@ _LOOK_EVERY_S = 1.0
 # What waits for the collector: some thousand steps. More are dropped, and the SDK says so.
 _QUEUE_SPANS = 2**15
 # A collector that does not answer must not keep the service from stopping.
-_FAREWELL_S = 2.0
+_STOP_S = 2.0
 
 
 class SpanExport:
@@ -83,7 +83,7 @@ class SpanExport:
         # Not on a pool of threads, which would be waited for at the end of the process.
         end = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         end.start()
-        await asyncio.to_thread(end.join, _FAREWELL_S)
+        await asyncio.to_thread(end.join, _STOP_S)
 
     async def _run(self) -> None:
         while True:

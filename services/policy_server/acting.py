@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlightning.errors import (
     CodecError,
@@ -127,20 +127,12 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         group = _Group(host) if kept is None else kept
         try:
             _keep_state(group, max(1, session.spec.num_envs or 1))
-        except RLightningError:
+            response = _welcome(host)
+        except Exception:
             host.close_group()
             raise
         session.state = group
         group.awaited = True
-        response = pb.ActResponse()
-        response.welcome.policy_version = host.version
-        if host.states is not None:
-            response.welcome.recurrent = True
-            if host.carried:
-                writer = Writer()
-                fill_value(response.welcome.initial_state, host.states.initial, writer)
-                # Another writer will finish the welcome: this one must leave nothing out of it.
-                response = pb.ActResponse.FromString(writer.finish(response))
         return response
 
     def on_state(self, session: Session) -> None:
@@ -217,14 +209,10 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
     async def drain(self, sessions: Iterable[Session], deadline_s: float) -> None:
         """Waits until what was asked is answered, at the longest for `deadline_s` seconds."""
         groups = [session.state for session in sessions if isinstance(session.state, _Group)]
-        waiting: set[asyncio.Future[Any]] = {
-            asyncio.ensure_future(group.pending.wait())
-            for group in groups
-            if group.pending is not None and not group.pending.done
-        }
-        waiting |= self._answering
-        if waiting:
-            await asyncio.wait(waiting, timeout=deadline_s)
+        pendings = [group.pending.wait() for group in groups if group.pending is not None]
+        # Errors among them are told to who asked.
+        answered = asyncio.gather(*pendings, *self._answering, return_exceptions=True)
+        await asyncio.wait({answered}, timeout=deadline_s)
 
     async def _rehearse(self, host: PolicyHost, zeros: EnvRet) -> None:
         """Answers requests of zeros, from bytes to bytes, in a session that nobody has."""
@@ -302,6 +290,24 @@ class ActHandler(SessionHandler[pb.ActRequest, pb.ActResponse]):
         if self.hosts is None:
             raise PreconditionError("the server is still starting")
         return self.hosts
+
+
+def _welcome(host: PolicyHost) -> pb.ActResponse:
+    """Returns a welcome with what a client must know of the policy.
+
+    Raises:
+        CodecError: It carries the policy's state, which cannot be sent.
+    """
+    response = pb.ActResponse()
+    response.welcome.policy_version = host.version
+    if host.states is not None:
+        response.welcome.recurrent = True
+        if host.carried:
+            writer = Writer()
+            fill_value(response.welcome.initial_state, host.states.initial, writer)
+            # Another writer will finish the welcome: this one must leave nothing out of it.
+            response = pb.ActResponse.FromString(writer.finish(response))
+    return response
 
 
 def _keep_state(group: _Group, rows: int) -> None:

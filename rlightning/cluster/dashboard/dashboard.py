@@ -101,10 +101,10 @@ class Dashboard:
             if learner is not None and self.outcome is not None:
                 learner["outcome"] = self.outcome
             last = dataclasses.replace(self._last, learner=learner)
-            self._feed.publish(*self._view.show(last, ended=self._farewell(error)))
+            self._feed.publish(*self._view.show(last, ended=self._ending(error)))
         await server.close()
 
-    def _farewell(self, error: BaseException | None) -> str:
+    def _ending(self, error: BaseException | None) -> str:
         if self.outcome is not None:
             return f"The run has ended: {self.outcome.replace('_', ' ')}."
         if error is None or isinstance(error, KeyboardInterrupt):

@@ -26,7 +26,7 @@ _HEAD_BYTES = 16 * 2**10
 # A client has so long for all of its request, and then for each part of the answer.
 _REQUEST_S = 10.0
 _READ_S = 20.0
-_FAREWELL_S = 1.0
+_CLOSE_S = 1.0
 # Shows that a stream lives on while there is nothing new.
 _STILL_HERE_S = 10.0
 _FILES = {
@@ -127,7 +127,7 @@ class PageServer:
         self._server.close()
         self._feed.end()
         if self._clients:
-            _, slow = await asyncio.wait(self._clients, timeout=_FAREWELL_S)
+            _, slow = await asyncio.wait(self._clients, timeout=_CLOSE_S)
             for client in slow:
                 client.cancel()
             await asyncio.gather(*slow, return_exceptions=True)

@@ -58,7 +58,7 @@ async def test_rows_of_a_client_reach_the_buffer_with_the_right_answers():
             assert status.stats["groups_attached"] == 1
             assert status.stats["sessions"]["robot"]["state"] == "running"
             assert client.status.state == "running"
-        await assert_eventually(lambda: not running.service._actors._farewells, PATIENCE_S)
+        await assert_eventually(lambda: not running.service._actors._detaching, PATIENCE_S)
         assert client.outcome == [None]
         columns = await running.rows(client)
         ledger = check(columns)
@@ -99,7 +99,7 @@ async def test_cuts_lose_invent_and_repeat_nothing():
                 await stepped(client, 10)
             assert client.status.reconnects >= 4
             assert len(running.service._attached.groups) == 1
-        await assert_eventually(lambda: not running.service._actors._farewells, PATIENCE_S)
+        await assert_eventually(lambda: not running.service._actors._detaching, PATIENCE_S)
         columns = await running.rows(client)
         check(columns)
         assert not columns["cut"][:-1].any()
@@ -115,7 +115,7 @@ async def test_a_client_goes_on_with_a_restarted_server():
             await stepped(client)
             assert client.status.reconnects >= 1
             assert client.status.steps > before
-        await assert_eventually(lambda: not running.service._actors._farewells, PATIENCE_S)
+        await assert_eventually(lambda: not running.service._actors._detaching, PATIENCE_S)
         columns = await running.rows(client)
         steps = {(int(e), int(s)) for e, s in columns["observation"][:, 1:3]}
         assert len(steps) == len(columns["step"])
@@ -195,7 +195,7 @@ async def test_a_paused_cluster_withholds_answers_and_ends_nothing():
             await running.client.control("start")
             await stepped(client, 20)
             assert client.status.reconnects == 0
-        await assert_eventually(lambda: not running.service._actors._farewells, PATIENCE_S)
+        await assert_eventually(lambda: not running.service._actors._detaching, PATIENCE_S)
         check(await running.rows(client))
 
 
@@ -236,7 +236,7 @@ async def test_an_env_that_raises_goes_on_in_a_new_segment():
             assert client.status.env_errors >= 3
             episodes = (await running.client.describe()).episodes
             assert any(e.reason == "cut" for e in episodes if e.env_id == "attached/robot")
-        await assert_eventually(lambda: not running.service._actors._farewells, PATIENCE_S)
+        await assert_eventually(lambda: not running.service._actors._detaching, PATIENCE_S)
         observation = (await running.rows(client))["observation"]
         assert not observation[:, 3].any()
         async with attached(running.env_address, Breaking(), name="broken") as client:
@@ -328,7 +328,7 @@ async def test_a_client_that_has_finished_leaves_its_last_outcome():
         async with attached(running.env_address, Counting(), kind=TenSteps) as client:
             await assert_eventually(lambda: client.outcome, PATIENCE_S)
             assert client.outcome == [None]
-            await assert_eventually(lambda: not running.service._actors._farewells, PATIENCE_S)
+            await assert_eventually(lambda: not running.service._actors._detaching, PATIENCE_S)
             assert len(check(await running.rows(client))) == 10
             await left(running)
 
@@ -416,7 +416,7 @@ async def test_a_vector_env_that_sends_some_of_its_rows_at_a_time():
             mine = [e for e in episodes if e.env_id == "attached/robot"]
             assert {e.row for e in mine} == {0, 1, 2}
             assert all(e.length <= 7 for e in mine)
-        await assert_eventually(lambda: not running.service._actors._farewells, PATIENCE_S)
+        await assert_eventually(lambda: not running.service._actors._detaching, PATIENCE_S)
         assert client.outcome == [None]
         columns = await running.buffer.get()
     for instance in instances:

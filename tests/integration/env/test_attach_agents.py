@@ -70,7 +70,7 @@ async def test_agents_that_attach_are_stored_by_agent():
             episodes = (await running.client.describe()).episodes
             assert {(e.length, e.episode_return) for e in episodes} == {(5, 15.0)}
             assert client.env.wrong == 0
-        await assert_eventually(lambda: not running.service._actors._farewells, PATIENCE_S)
+        await assert_eventually(lambda: not running.service._actors._detaching, PATIENCE_S)
         columns = await running.buffer.get()
     for number, agent in enumerate(Pair.agents):
         seen, after = columns["observation"][agent], columns["next_observation"][agent]

@@ -110,7 +110,7 @@ async def cluster():
 
 
 async def stored(running):
-    await assert_eventually(lambda: not running.service._actors._farewells, PATIENCE_S)
+    await assert_eventually(lambda: not running.service._actors._detaching, PATIENCE_S)
     return await running.buffer.get()
 
 

@@ -95,7 +95,7 @@ async def caught_up(client):
 
 async def stored(running, client):
     """What one client brought, in the order in which it was executed."""
-    await assert_eventually(lambda: not running.service._actors._farewells, PATIENCE_S)
+    await assert_eventually(lambda: not running.service._actors._detaching, PATIENCE_S)
     columns = await running.rows(client)
     order = np.lexsort((columns["observation"][:, 2], columns["observation"][:, 1]))
     return {name: column[order] for name, column in columns.items()}

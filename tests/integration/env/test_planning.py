@@ -60,7 +60,7 @@ async def test_the_plan_of_an_attached_env_is_executed_by_the_actor():
     async with cluster(CART, POLICY) as running:
         async with attached(running.env_address, gym.make("CartPole-v1")) as client:
             await stepped(client, 60)
-        await assert_eventually(lambda: not running.service._actors._farewells, 40)
+        await assert_eventually(lambda: not running.service._actors._detaching, 40)
         columns = await running.buffer.get()
     assert client.outcome == [None]
     step, answered = columns["step"], columns["policy_version"] >= 0

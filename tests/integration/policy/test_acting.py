@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import re
 import subprocess
@@ -294,6 +295,28 @@ async def test_what_nobody_waits_for_any_more_is_not_inferred() -> None:
             await blocking
             await assert_eventually(lambda: server.stats.expired == 1)
             assert server.stats.requests == 1
+
+
+async def test_what_fails_while_a_server_drains_is_told_to_who_asked_alone() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    async with policy_server(**SLOW) as server:
+        batcher = server.service._hosts.default.batcher
+        async with (
+            acting(server.address, client_id="slow") as slow,
+            acting(server.address, client_id="wrong") as wrong,
+        ):
+            blocking = asyncio.ensure_future(slow.act(vector(1)))
+            await assert_eventually(lambda: batcher._busy)
+            failing = asyncio.ensure_future(wrong.act(vector(101)))
+            await assert_eventually(lambda: batcher.queued_rows == 1)
+            await server.service.drain(30)
+            assert server.stats.errors == 1
+            with pytest.raises(RemoteError, match="on fire"):
+                await failing
+            await blocking
+    gc.collect()
+    assert told == []
 
 
 async def test_an_inference_longer_than_the_lease_ends_no_session() -> None:

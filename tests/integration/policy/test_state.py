@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlightning.actor import ActorControl, ActorStats, run_actor
 from rlightning.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     PreconditionError,
+    RemoteError,
     ResourceExhaustedError,
 )
 from rlightning.policy import PolicyClient
@@ -35,6 +37,13 @@ class Slow(Remembering):
         if (env_ret.observation == 50).any():
             time.sleep(0.5)
         return super().rollout_step(env_ret)
+
+
+class Numbered(Remembering):
+    """Has a state that no message can carry."""
+
+    def initial_state(self, num_rows: int) -> Any:
+        return {0: torch.zeros(num_rows)}
 
 
 def seen(*first: float, **fields: Any) -> EnvRet:
@@ -152,6 +161,16 @@ async def test_state_that_clients_carry_outlives_the_server() -> None:
             client._carried._state = {"hidden": np.zeros((3, 8), np.float32)}
             with pytest.raises(InvalidRequestError, match="state: expected 'state.hidden', "):
                 await totals(client, 1, 2, 3)
+
+
+async def test_no_batch_waits_for_a_session_whose_welcome_could_not_be_written() -> None:
+    kind = "tests.integration.policy.test_state:Numbered"
+    async with policy_server(type=kind, state="carried") as server:
+        with pytest.raises(RemoteError, match="a key that is no text: 0"):
+            async with acting(server.address):
+                pass
+        assert server.service._hosts is not None
+        assert server.service._hosts.default.batcher.groups == 0
 
 
 async def test_state_that_nobody_asked_for_is_refused_and_the_session_lives_on() -> None:

@@ -182,6 +182,7 @@ def test_an_answer_without_the_rows_of_the_batch_is_an_error(answer: Any, messag
     ("action", "name"),
     [
         (torch.tensor([[0.0], [torch.nan]]), "action"),
+        (torch.tensor([[0.0], [torch.nan]], dtype=torch.bfloat16), "action"),
         ({"arm": (torch.zeros(2), np.array([0.0, np.nan]))}, r"action.arm\[1\]"),
     ],
 )

@@ -24,17 +24,30 @@ from rlightning.types import Mode, PolicyResponse
 EXPLORE, EXPLOIT = Mode.EXPLORE, Mode.EXPLOIT
 
 
+class Panic(BaseException):
+    """What a library in Rust raises when it panics."""
+
+
 class Recorder:
-    """Answers each part and keeps which parts shared a batch."""
+    """Answers each part and keeps which parts shared a batch, and which were gathered ahead."""
 
     def __init__(self, gate: threading.Event | None = None) -> None:
         self.batches: list[tuple[list[str], Mode]] = []
-        self.staged: list[list[str]] = []
+        self.ahead: list[list[str]] = []
         self.threads: set[str] = set()
         self.entered = threading.Event()
         self._gate = gate
 
-    def run(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
+    def gather(self, parts: Sequence[Part], mode: Mode) -> Callable[[], list[Answer]]:
+        if threading.current_thread().name == "gathering":
+            self.ahead.append([part.env_id for part in parts])
+        if any(part.env_id == "no room" for part in parts):
+            raise ValueError("no memory")
+        if any(part.env_id == "no rows" for part in parts):
+            raise Panic("no rows")
+        return partial(self.infer, parts, mode)
+
+    def infer(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
         self.batches.append(([part.env_id for part in parts], mode))
         self.threads.add(threading.current_thread().name)
         self.entered.set()
@@ -44,18 +57,14 @@ class Recorder:
             raise PolicyError("no action for bad")
         if any(part.env_id == "exit" for part in parts):
             raise SystemExit(3)
+        if any(part.env_id == "panic" for part in parts):
+            raise Panic("index out of bounds")
         return [
             PolicyError("'action' is NaN")
             if part.env_id == "nan"
             else PolicyResponse(part.env_id, action=part.rows)
             for part in parts
         ]
-
-    def stage(self, parts: Sequence[Part]) -> Callable[[Mode], list[Answer]]:
-        self.staged.append([part.env_id for part in parts])
-        if any(part.env_id == "unstaged" for part in parts):
-            raise ValueError("no memory")
-        return partial(self.run, parts)
 
 
 def part(env_id: str = "a", rows: int | None = 1) -> Part:
@@ -226,10 +235,13 @@ async def test_an_error_of_one_request_leaves_the_others_their_answers() -> None
     await batcher.close()
 
 
-async def test_even_an_exit_of_the_user_s_code_answers_the_batch() -> None:
+@pytest.mark.parametrize(
+    ("name", "message"), [("exit", "SystemExit: 3"), ("panic", "Panic: index out of bounds")]
+)
+async def test_whatever_the_user_s_code_raises_answers_the_batch(name: str, message: str) -> None:
     batcher, runner = start(), Recorder()
-    with pytest.raises(PolicyError, match="SystemExit: 3"):
-        await batcher.submit(runner, part("exit"), EXPLORE)
+    with pytest.raises(PolicyError, match=f"inference failed: {message}"):
+        await asyncio.wait_for(batcher.submit(runner, part(name), EXPLORE), 10)
     await batcher.submit(runner, part("a"), EXPLORE)
     await batcher.close()
 
@@ -310,9 +322,9 @@ async def test_short_batches_move_to_the_loop_and_long_ones_back_to_the_thread()
     assert threading.current_thread().name in runner.threads
 
     class Slow(Recorder):
-        def run(self, parts: Sequence[Part], mode: Mode) -> list[PolicyResponse]:
+        def infer(self, parts: Sequence[Part], mode: Mode) -> list[Answer]:
             time.sleep(0.05)
-            return super().run(parts, mode)
+            return super().infer(parts, mode)
 
     slow = Slow()
     await batcher.submit(slow, part("a"), EXPLORE)
@@ -327,15 +339,15 @@ async def test_short_batches_move_to_the_loop_and_long_ones_back_to_the_thread()
 
 async def test_a_full_batch_is_put_together_while_another_one_runs() -> None:
     gate = threading.Event()
-    batcher, runner = start(groups=3, max_batch_rows=4, stages_ahead=True), Recorder(gate)
+    batcher, runner = start(groups=3, max_batch_rows=4, gathers_ahead=True), Recorder(gate)
     first = batcher.enqueue(runner, part("a", 4), EXPLORE)
     await until(runner.entered.is_set)
-    assert runner.staged == []
+    assert runner.ahead == []
     half = batcher.enqueue(runner, part("b", 2), EXPLORE)
     await asyncio.sleep(0.01)
-    assert runner.staged == []  # another one may join it
+    assert runner.ahead == []  # another one may join it
     other = batcher.enqueue(runner, part("c", 2), EXPLORE)
-    await until(lambda: runner.staged == [["b", "c"]])
+    await until(lambda: runner.ahead == [["b", "c"]])
     last = batcher.enqueue(runner, part("d", 4), EXPLORE)
     swapped = asyncio.ensure_future(batcher.run(lambda: len(runner.batches)))
     await asyncio.sleep(0)
@@ -352,14 +364,14 @@ async def test_a_full_batch_is_put_together_while_another_one_runs() -> None:
 
 async def test_what_is_put_together_ahead_passes_nobody_of_another_kind() -> None:
     gate = threading.Event()
-    batcher = start(groups=5, max_batch_rows=2, stages_ahead=True)
+    batcher = start(groups=5, max_batch_rows=2, gathers_ahead=True)
     runner, other = Recorder(gate), Recorder()
     asked = [batcher.enqueue(runner, part("a", 2), EXPLORE)]
     await until(runner.entered.is_set)
     asked.append(batcher.enqueue(other, part("b", 1), EXPLORE))
     asked += [batcher.enqueue(runner, part(name, 2), EXPLORE) for name in "cd"]
     await asyncio.sleep(0.01)
-    assert runner.staged == []
+    assert runner.ahead == []
     gate.set()
     await asked[1].wait()
     assert [ids for ids, _ in runner.batches] == [["a"]]
@@ -367,28 +379,53 @@ async def test_what_is_put_together_ahead_passes_nobody_of_another_kind() -> Non
     await batcher.close()
 
 
-async def test_a_batch_that_cannot_be_put_together_is_an_error_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("name", "message"), [("no room", "ValueError: no memory"), ("no rows", "Panic: no rows")]
+)
+async def test_a_batch_that_cannot_be_put_together_is_an_error_of_its_own(
+    name: str, message: str
+) -> None:
     gate = threading.Event()
-    batcher, runner = start(groups=2, max_batch_rows=2, stages_ahead=True), Recorder(gate)
+    batcher, runner = start(groups=2, max_batch_rows=2, gathers_ahead=True), Recorder(gate)
     running = batcher.enqueue(runner, part("a", 2), EXPLORE)
     await until(runner.entered.is_set)
-    wrong = batcher.enqueue(runner, part("unstaged", 2), EXPLORE)
-    await until(lambda: runner.staged)
+    wrong = batcher.enqueue(runner, part(name, 2), EXPLORE)
+    await until(lambda: runner.ahead)
     after = batcher.enqueue(runner, part("b", 2), EXPLORE)
     gate.set()
-    with pytest.raises(PolicyError, match="inference failed: ValueError: no memory"):
-        await wrong.wait()
+    with pytest.raises(PolicyError, match=f"inference failed: {message}"):
+        await asyncio.wait_for(wrong.wait(), 10)
     await asyncio.gather(running.wait(), after.wait())
+    await batcher.close()
+
+
+async def test_requests_that_expire_once_they_are_put_together_are_dropped_too() -> None:
+    gate = threading.Event()
+    batcher, runner = start(groups=4, max_batch_rows=4, gathers_ahead=True), Recorder(gate)
+    running = batcher.enqueue(runner, part("a", 4), EXPLORE)
+    await until(runner.entered.is_set)
+    late = batcher.enqueue(runner, part("b", 2), EXPLORE, nbytes=100)
+    patient = batcher.enqueue(runner, part("c", 2), EXPLORE, nbytes=100, timeout_us=60_000_000)
+    await until(lambda: runner.ahead == [["b", "c"]])
+    other = batcher.enqueue(runner, part("d", 2), EXPLORE, nbytes=100)
+    late.deadline_ns = time.monotonic_ns()
+    gate.set()
+    with pytest.raises(DeadlineExceededError, match="expired before inference"):
+        await late.wait()
+    await asyncio.gather(running.wait(), patient.wait(), other.wait())
+    assert [ids for ids, _ in runner.batches] == [["a"], ["c", "d"]]
+    assert (batcher.stats.expired, batcher.stats.requests) == (1, 3)
+    assert batcher.queued_rows == batcher._bytes == 0
     await batcher.close()
 
 
 async def test_closing_fails_what_was_put_together_ahead() -> None:
     gate = threading.Event()
-    batcher, runner = start(groups=2, max_batch_rows=2, stages_ahead=True), Recorder(gate)
+    batcher, runner = start(groups=2, max_batch_rows=2, gathers_ahead=True), Recorder(gate)
     running = batcher.enqueue(runner, part("a", 2), EXPLORE)
     await until(runner.entered.is_set)
     ahead = batcher.enqueue(runner, part("b", 2), EXPLORE)
-    await until(lambda: runner.staged)
+    await until(lambda: runner.ahead)
     closing = asyncio.ensure_future(batcher.close())
     await asyncio.sleep(0)
     gate.set()
@@ -400,20 +437,20 @@ async def test_closing_fails_what_was_put_together_ahead() -> None:
 
 
 async def test_closing_takes_no_rows_away_from_what_is_being_put_together() -> None:
-    gate, staging = threading.Event(), threading.Event()
-    batcher, runner = start(groups=2, max_batch_rows=2, stages_ahead=True), Recorder(gate)
+    gate, gathering = threading.Event(), threading.Event()
+    batcher, runner = start(groups=2, max_batch_rows=2, gathers_ahead=True), Recorder(gate)
     running = batcher.enqueue(runner, part("a", 2), EXPLORE)
     await until(runner.entered.is_set)
-    assert batcher._stager is not None
-    batcher._stager.submit(lambda: assert_set(staging), lambda: None)
+    assert batcher._gatherer is not None
+    batcher._gatherer.submit(lambda: assert_set(gathering), lambda: None)
     ahead = batcher.enqueue(runner, part("b", 2), EXPLORE)
     await until(lambda: batcher.queued_rows == 0)
     closing = asyncio.ensure_future(batcher.close())
     await asyncio.sleep(0)
-    staging.set()
+    gathering.set()
     gate.set()
     await closing
-    assert runner.staged == [["b"]]
+    assert runner.ahead == [["b"]]
     with pytest.raises(UnavailableError):
         await ahead.wait()
     await running.wait()
@@ -442,6 +479,19 @@ async def test_a_function_runs_between_two_batches() -> None:
 
     with pytest.raises(ValueError, match="no such weights"):
         await batcher.run(fail)
+    await batcher.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Panic("no weights"), StopIteration()])
+async def test_a_function_that_raises_what_ends_loops_only_fails(error: BaseException) -> None:
+    batcher, runner = start(), Recorder()
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(PolicyError, match=f"the policy failed: {type(error).__name__}"):
+        await asyncio.wait_for(batcher.run(fail), 10)
+    await batcher.submit(runner, part("a"), EXPLORE)
     await batcher.close()
 
 
@@ -486,3 +536,20 @@ async def test_closing_fails_what_waits() -> None:
         batcher.enqueue(runner, part("c"), EXPLORE)
     with pytest.raises(UnavailableError):
         await batcher.run(lambda: None)
+
+
+async def test_closing_may_be_given_up_and_done_again() -> None:
+    gate = threading.Event()
+    batcher, runner = start(), Recorder(gate)
+    running = batcher.enqueue(runner, part("a"), EXPLORE)
+    await until(runner.entered.is_set)
+    closing = asyncio.ensure_future(batcher.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    again = asyncio.ensure_future(batcher.close())
+    await asyncio.sleep(0)
+    assert not again.done()
+    gate.set()
+    await again
+    await running.wait()

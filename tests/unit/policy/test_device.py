@@ -54,7 +54,7 @@ def tolerance(device: str) -> float:
         *(pytest.param("cuda", kind, marks=NEEDS_CUDA) for kind in ("arrays", "tensors", "pinned")),
     ],
 )
-def test_a_batch_that_is_staged_beside_another_one_is_answered_alike(
+def test_a_batch_that_is_gathered_beside_another_one_is_answered_alike(
     device: str, kind: str
 ) -> None:
     policy, reference = network(device=device), network(device="cpu")
@@ -71,12 +71,13 @@ def test_a_batch_that_is_staged_beside_another_one_is_answered_alike(
             made.append(Part("a", values, count))
         return made
 
-    with ThreadPoolExecutor(1) as stager:
-        staged = inference.stage(parts(0))
+    with ThreadPoolExecutor(1) as gatherer:
+        answer = inference.gather(parts(0), Mode.EXPLOIT)
         for seed in range(6):
-            ahead = stager.submit(inference.stage, parts(seed + 1)) if device == "cuda" else None
-            got = inference.run_staged(staged, Mode.EXPLOIT)
-            staged = inference.stage(parts(seed + 1)) if ahead is None else ahead.result()
+            beside = (parts(seed + 1), Mode.EXPLOIT)
+            ahead = gatherer.submit(inference.gather, *beside) if device == "cuda" else None
+            got = answer()
+            answer = inference.gather(*beside) if ahead is None else ahead.result()
             wanted = expected.run(parts(seed, plain=True), Mode.EXPLOIT)
             for one, other in zip(got, wanted, strict=True):
                 np.testing.assert_allclose(one.value, other.value, atol=tolerance(device))

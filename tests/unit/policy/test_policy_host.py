@@ -49,7 +49,7 @@ def fresh(version: int, *, seed: int = 0, **config: Any) -> Weights:
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_only_on_cuda_is_a_batch_put_together_beside_another_one(device: str) -> None:
-    assert not PolicyHost(PolicyConfig(device=device)).batcher._stages_ahead
+    assert not PolicyHost(PolicyConfig(device=device)).batcher._gathers_ahead
 
 
 async def test_it_is_warmed_up_with_few_rows_where_they_are_large() -> None:

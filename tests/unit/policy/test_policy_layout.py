@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rlightning.errors import InvalidRequestError
+from rlightning.policy.batch_memory import BatchMemory
 from rlightning.policy.layout import InputLayout
-from rlightning.policy.staging import Staging
 from rlightning.types import EnvRet
 
 CPU = torch.device("cpu")
@@ -160,9 +160,9 @@ def test_a_multi_agent_env_has_rewards_and_flags_by_agent() -> None:
 
 def test_rows_of_several_groups_lie_one_below_the_other() -> None:
     layout = InputLayout(ROBOT)
-    staging = Staging(layout.leaves, CPU)
+    memory = BatchMemory(layout.leaves, CPU)
     parts = [layout.flatten(EnvRet(str(n), robot(n, fill=n)))[0] for n in (1, 3, 2)]
-    observation, reward, *_ = layout.build(staging.gather(parts, 6).take())
+    observation, reward, *_ = layout.build(memory.gather(parts, 6).take())
     assert observation["camera"].shape == (6, 2, 2, 3)
     assert observation["camera"].dtype == torch.uint8
     assert observation["joints"][0][:, 0].tolist() == [1, 3, 3, 3, 2, 2]
@@ -173,34 +173,34 @@ def test_rows_of_several_groups_lie_one_below_the_other() -> None:
 
 def test_views_of_a_message_are_copied_into_aligned_memory() -> None:
     layout = InputLayout(VECTOR)
-    staging = Staging(layout.leaves, CPU)
+    memory = BatchMemory(layout.leaves, CPU)
     raw = b"\0" + vector(2).tobytes()
     unaligned = np.frombuffer(raw, np.float32, 8, offset=1).reshape(2, 4)
-    batch = staging.gather([layout.flatten(EnvRet("a", unaligned))[0]], 2).take()
+    batch = memory.gather([layout.flatten(EnvRet("a", unaligned))[0]], 2).take()
     assert batch[0].data_ptr() % 16 == 0
     assert batch[0].tolist() == vector(2).tolist()
-    again = staging.gather([layout.flatten(EnvRet("a", vector(2)))[0]], 2).take()
+    again = memory.gather([layout.flatten(EnvRet("a", vector(2)))[0]], 2).take()
     assert again[0].data_ptr() == batch[0].data_ptr()
 
 
-def test_staging_grows_and_keeps_a_bounded_number_of_views() -> None:
+def test_the_memory_grows_and_keeps_a_bounded_number_of_views() -> None:
     layout = InputLayout(VECTOR)
-    staging = Staging(layout.leaves, CPU)
+    memory = BatchMemory(layout.leaves, CPU)
     for rows in range(1, 600):
-        batch = staging.gather([layout.flatten(EnvRet("a", vector(rows)))[0]], rows).take()
+        batch = memory.gather([layout.flatten(EnvRet("a", vector(rows)))[0]], rows).take()
         assert batch[0].shape == (rows, 4)
         assert batch[0][-1, -1] == 4 * rows - 1
-    assert len(next(staging._slots).views) <= 256
+    assert len(next(memory._slots).views) <= 256
 
 
 def test_tensors_of_an_env_on_the_device_are_not_copied() -> None:
     layout = InputLayout(VECTOR)
-    staging = Staging(layout.leaves, CPU)
+    memory = BatchMemory(layout.leaves, CPU)
     tensor = torch.ones(2, 4)
     values, rows = layout.flatten(EnvRet("a", tensor, torch.ones(2)))
     assert rows == 2
-    assert staging.gather([values], 2).take()[0] is tensor
-    assert staging.gather([values, values], 4).take()[0].shape == (4, 4)
+    assert memory.gather([values], 2).take()[0] is tensor
+    assert memory.gather([values, values], 4).take()[0].shape == (4, 4)
     with pytest.raises(InvalidRequestError, match=r"got float64\[2, 4\]"):
         layout.flatten(EnvRet("a", tensor.double()))
 
@@ -208,19 +208,19 @@ def test_tensors_of_an_env_on_the_device_are_not_copied() -> None:
 def test_tensors_of_an_env_that_is_differentiated_are_data() -> None:
     layout = InputLayout(VECTOR)
     values, _ = layout.flatten(EnvRet("a", torch.ones(2, 4, requires_grad=True)))
-    staging = Staging(layout.leaves, CPU)
+    memory = BatchMemory(layout.leaves, CPU)
     for groups in (1, 2):
-        batch = staging.gather([values] * groups, 2 * groups).take()
+        batch = memory.gather([values] * groups, 2 * groups).take()
         assert batch[0].tolist() == [[1.0] * 4] * 2 * groups
         assert not batch[0].requires_grad
 
 
 def test_a_device_that_is_neither_cpu_nor_cuda_gets_copies() -> None:
     layout = InputLayout(VECTOR)
-    staging = Staging(layout.leaves, torch.device("meta"))
+    memory = BatchMemory(layout.leaves, torch.device("meta"))
     for observation in (vector(2), torch.ones(2, 4)):
         values, _ = layout.flatten(EnvRet("a", observation))
         for groups in (1, 2):
-            batch = staging.gather([values] * groups, 2 * groups).take()
+            batch = memory.gather([values] * groups, 2 * groups).take()
             assert {leaf.device.type for leaf in batch} == {"meta"}
             assert batch[0].shape == (2 * groups, 4)

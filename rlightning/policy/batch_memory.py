@@ -19,7 +19,7 @@ _KEPT_SIZES = 256
 
 
 @dataclass(slots=True)
-class Staged:
+class Gathered:
     """One batch on the device, or on its way there.
 
     Attributes:
@@ -47,7 +47,7 @@ class Staged:
         return self.values
 
 
-class Staging:
+class BatchMemory:
     """Reused, aligned memory for batches; where they go to a GPU of CUDA, pinned and there twice.
 
     So one batch can be put together and copied, on a stream of its own, while the network works on
@@ -67,7 +67,7 @@ class Staging:
         self._slots = cycle([_Slot() for _ in range(1 if self._copies is None else 2)])
         self._lock = threading.Lock()
 
-    def gather(self, parts: Sequence[Sequence[Any]], rows: int) -> Staged:
+    def gather(self, parts: Sequence[Sequence[Any]], rows: int) -> Gathered:
         """Puts the arrays of several groups together, one below the other.
 
         Args:
@@ -102,10 +102,10 @@ class Staging:
                 values.append(self._upload(tensor))
             if self._copies is not None:
                 slot.arrived = self._copies.record_event()
-            return Staged(values, slot.arrived)
+            return Gathered(values, slot.arrived)
 
     def _join(self, parts: list[Any], memory: Tensor) -> Tensor:
-        """Returns a leaf that comes in tensors, and is staged in some memory where it has to be."""
+        """Returns a leaf that comes in tensors, by way of some memory where it has to be."""
         tensors = [torch.as_tensor(part) for part in parts]
         tensors = [one.detach() if one.requires_grad else one for one in tensors]
         if not all(one.is_cpu for one in tensors):
