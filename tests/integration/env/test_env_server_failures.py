@@ -55,6 +55,7 @@ class Cluster:
         self.servers[name].child.wait(30)
 
     async def steps(self):
+        assert self.servers["env"].child.poll() is None, self.servers["env"].log
         return (await self.client.describe()).env_steps
 
     async def assert_stepping(self, more=200):
