@@ -10,7 +10,7 @@ from rlightning.types import EnvMeta, EnvRet
 env = gymnasium.make("CartPole-v1")  # your robot
 spec = EnvMeta("robot", env.action_space, env.observation_space, 1)
 
-with RemotePolicy(sys.argv[1], spec) as policy:
+with RemotePolicy(sys.argv[1] if sys.argv[1:] else sys.exit(__doc__), spec) as policy:
     observation, _ = env.reset(seed=0)
     episode_return = 0.0
     for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 1000):

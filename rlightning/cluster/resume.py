@@ -8,7 +8,7 @@ from rlightning.cluster.past_runs import LATEST, config_of, read_checkpoint
 from rlightning.errors import ConfigError
 from rlightning.learner.checkpoints import Checkpoint
 from rlightning.learner.loop import Algorithm
-from rlightning.utils.config import MainConfig
+from rlightning.utils.config import Config, MainConfig
 
 # What a checkpoint was made for; with another value it would mean something else.
 _SAME = ("learner.algorithm", "policy.type", "policy.model_cfg", "learner.gamma")
@@ -28,6 +28,11 @@ def checkpoint_to_resume(run: Path, config: MainConfig) -> Checkpoint:
     for key in _SAME:
         section, name = key.split(".")
         old, new = getattr(getattr(before, section), name), getattr(getattr(config, section), name)
+        if isinstance(old, Config):
+            old, new = old.to_dict(), new.to_dict()
+            inner = next((k for k in {**old, **new} if old.get(k) != new.get(k)), None)
+            if inner is not None:
+                key, old, new = f"{key}.{inner}", old.get(inner), new.get(inner)
         if old != new:
             raise ConfigError(f"--resume {run}: {key} was {old!r} there, and is {new!r} here")
     checkpoint = read_checkpoint(run, LATEST, before)

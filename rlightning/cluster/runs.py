@@ -21,6 +21,7 @@ from typing import Any
 
 from rlightning._version import __version__
 from rlightning.env.episodes import EpisodeRecord
+from rlightning.errors import ConfigError
 from rlightning.latency.trace import StepTrace, TraceFile
 from rlightning.utils.config import MainConfig
 
@@ -58,9 +59,17 @@ class Run:
         """Makes the next free folder, with its config and a manifest, or if interrupted, none.
 
         Safe to call from many processes at once: a number is taken by creating its folder.
+
+        Raises:
+            ConfigError: There can be no folder where `log.log_dir` wants it.
         """
         parent = Path(config.log.log_dir) / run_name(config)
-        parent.mkdir(parents=True, exist_ok=True)
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"log.log_dir '{config.log.log_dir}': cannot make {parent}: {error.strerror}"
+            ) from error
         numbers = [int(entry.name) for entry in parent.iterdir() if entry.name.isdecimal()]
         for number in itertools.count(max(numbers, default=0) + 1):
             path = parent / str(number)

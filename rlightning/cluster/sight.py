@@ -62,6 +62,9 @@ def find_sight(
             raise ConfigError(f"give the folder of one run, got {len(names)} names")
         _await_start([Path(names[0])], report)
         return _sight_of(find_run(names[0]), auth)
+    for name in names:
+        if not Path(name).exists():
+            raise ConfigError(f"{name}: expected HOST:PORT, the folder of a run or a config file")
     config = load_config([Path(name) for name in names])
     _await_start([newest_run(Path(config.log.log_dir) / run_name(config))], report)
     sight = sight_of_config(config, auth)

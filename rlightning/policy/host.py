@@ -92,6 +92,7 @@ class PolicyHost:
         self.meta: EnvMeta | None = None
         self._runner: PolicyRunner | None = None
         self._weights: Weights | None = None
+        self._first: Weights | None = None  # read from `policy.restore`
         self._changed = asyncio.Event()
         # Making the network and installing weights exclude each other.
         self._lock = asyncio.Lock()
@@ -150,6 +151,7 @@ class PolicyHost:
                 _LOG.info("restored policy version %d", self._weights.version)
         if self._weights is None and self._config.restore is not None:
             self._weights = await asyncio.to_thread(self._read_first, self._config.restore)
+            self._first = self._weights
 
     def _read_first(self, path: str) -> Weights:
         weights = read_weights(path)
@@ -409,7 +411,8 @@ class PolicyHost:
             runner = await self.batcher.run(make)
         except InvalidRequestError as error:
             assert weights is not None
-            raise PreconditionError(f"version {weights.version}: {error}") from error
+            read = f" (policy.restore '{self._config.restore}')" if weights is self._first else ""
+            raise PreconditionError(f"version {weights.version}{read}: {error}") from error
         if layout.sized:
             rows = self._warm_up_rows(meta, layout)
             # No batch is larger than what may wait for one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 from collections.abc import Callable, Collection
@@ -32,8 +33,8 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 # Of a float32 itself, and three times that while orthogonal values for it are made.
 _BYTES_PER_WEIGHT = 16
-# What not every policy has.
-_OPTIONS = ("convolutions", "features", "normalize", "log_std")
+# What every policy has.
+_KEYS = ("hidden", "activation")
 
 _Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
 
@@ -46,7 +47,7 @@ class NetworkMaker:
             `model_cfg.activation` (tanh, relu, elu, gelu, silu), `seed` and `max_weights_bytes`.
         options: What else of `model_cfg` the policy has: `convolutions` (a list of [channels,
             kernel, stride]) and `features` (units after them, 512), `normalize` (observations, by
-            what was learned from), `log_std`.
+            what was learned from), `log_std`, `memory`. A class of somebody else's may have more.
 
     Raises:
         ConfigError: `policy.model_cfg` holds something else.
@@ -54,11 +55,15 @@ class NetworkMaker:
 
     def __init__(self, config: PolicyConfig, options: Collection[str] = ()) -> None:
         given = config.model_cfg.to_dict()
-        for name in _OPTIONS:
-            if name in given and name not in options:
-                raise ConfigError(
-                    f"policy.model_cfg.{name}: policy.type '{config.type}' does not have it"
-                )
+        keys = (*_KEYS, *options)
+        unknown = [name for name in given if name not in keys]
+        if unknown and ":" not in config.type:
+            near = difflib.get_close_matches(unknown[0], keys, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(keys)}"
+            raise ConfigError(
+                f"policy.model_cfg.{unknown[0]}: policy.type '{config.type}' does not have it; "
+                f"{hint}"
+            )
         hidden = given.get("hidden", [64, 64])
         activation = given.get("activation", "tanh")
         if activation not in _ACTIVATIONS:

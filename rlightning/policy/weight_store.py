@@ -110,9 +110,11 @@ def read_weights(path: str | Path) -> Weights:
         if path.is_dir() and not (path / _CHECKPOINT).is_file():
             kept = WeightStore(path).load()
             if kept is None:
+                best = path / "checkpoints" / "best"
+                hint = f"; this run has '{best}'" if (best / _CHECKPOINT).is_file() else ""
                 raise ConfigError(
                     f"policy.restore '{path}': expected {_CHECKPOINT}, or weights that a policy "
-                    "server has kept, and found none that are whole"
+                    f"server has kept, and found none that are whole{hint}"
                 )
             return kept
         file = path / _CHECKPOINT if path.is_dir() else path

@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from rlightning.cluster.launcher import LocalLauncher
-from rlightning.cluster.resume import load_checkpoint, restore_buffer
+from rlightning.cluster.resume import checkpoint_to_resume, load_checkpoint, restore_buffer
 from rlightning.cluster.runs import Run
 from rlightning.errors import ConfigError
 from rlightning.learner import Checkpoint
@@ -136,3 +136,23 @@ def test_what_belongs_to_it_is_taken():
     counter = Counter()
     load_checkpoint(make_checkpoint(state=dump_state({**counter.state(), "rows": 5})), counter)
     assert counter.rows == 5
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"type": "q_network"}, "policy.type was 'actor_critic' there, and is 'q_network' here"),
+        (
+            {"model_cfg": {"hidden": [32], "activation": "tanh"}},
+            r"model_cfg.hidden was \[64, 64\] the",
+        ),
+        ({"model_cfg": {"hidden": [64, 64]}}, "model_cfg.activation was 'tanh' there, and is None"),
+    ],
+)
+def test_a_config_that_contradicts_the_run_is_refused_with_the_key(tmp_path, policy, message):
+    config = make_config()
+    config.log.log_dir = str(tmp_path)
+    run = Run.create(config, command=[])
+    other = MainConfig.from_dict({**config.to_dict(), "policy": policy})
+    with pytest.raises(ConfigError, match=message):
+        checkpoint_to_resume(run.path, other)

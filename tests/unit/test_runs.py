@@ -7,9 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
+import pytest
+
 from rlightning.cluster.past_runs import outcome_of
 from rlightning.cluster.runs import Run, run_name
 from rlightning.env.episodes import EpisodeRecord
+from rlightning.errors import ConfigError
 from rlightning.utils.config import MainConfig, load_config
 
 
@@ -116,6 +119,12 @@ def test_numbers_go_on(tmp_path):
     for existing in ("7", "notes"):
         (tmp_path / "runs" / "n" / existing).mkdir(parents=True)
     assert Run.create(make_config(tmp_path, name="n"), command=[]).path.name == "8"
+
+
+def test_a_folder_that_cannot_be_is_told_with_its_key(tmp_path):
+    (tmp_path / "runs").touch()
+    with pytest.raises(ConfigError, match=r"log\.log_dir '.*': cannot make .*: Not a directory"):
+        Run.create(make_config(tmp_path), command=[])
 
 
 def test_a_full_disk_is_not_littered(tmp_path, monkeypatch):

@@ -56,6 +56,11 @@ def test_addresses_are_looked_at_as_they_are():
     assert sight.run is None
 
 
+def test_what_is_none_of_it_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="runs/99: expected HOST:PORT, the folder of a run or a"):
+        find_sight([str(tmp_path / "runs" / "99")])
+
+
 def test_a_config_whose_ports_the_system_chooses_is_found_by_its_last_run(tmp_path):
     config, run = make_run(tmp_path, policy="127.0.0.1:5", buffer="127.0.0.1:6", env="127.0.0.1:7")
     for service in (config.services.policy, config.services.buffer, config.services.env):

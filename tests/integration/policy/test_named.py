@@ -151,18 +151,31 @@ async def test_the_lease_of_a_learner_that_died_ends() -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        ({}, "expected weights.safetensors, or weights that a policy server has kept"),
+        ({}, "expected weights.safetensors, or weights that a policy server has kept.* whole$"),
         ({"weights.safetensors": b"garbage"}, "not a safetensors file"),
+        ({"checkpoints/best/weights.safetensors": b""}, "this run has '.*/checkpoints/best'"),
     ],
 )
 async def test_weights_to_begin_with_that_are_none(
     tmp_path: Any, made: dict[str, bytes], message: str
 ) -> None:
     for name, data in made.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=message):
         async with policy_server(restore=str(tmp_path)):
             pass
+
+
+async def test_weights_to_begin_with_that_do_not_fit_are_told_with_their_place(
+    tmp_path: Any,
+) -> None:
+    (tmp_path / "weights.safetensors").write_bytes(weights(seed=3))
+    message = rf"version 1 \(policy.restore '{tmp_path}'\): the weights do not fit the network"
+    async with policy_server(restore=str(tmp_path), model_cfg={"hidden": [5]}) as server:
+        with pytest.raises(PreconditionError, match=message):
+            async with acting(server.address):
+                pass
 
 
 async def test_a_server_begins_with_a_checkpoint_or_with_what_another_one_kept(

@@ -27,7 +27,7 @@ from rlightning.wire import Reader, Writer, fill_env_ret, read_policy_response
 from tests.integration.rpc.echo import METHOD, EchoService
 
 # Short enough for tests to wait for, long enough for a busy machine.
-FAST = RpcConfig(heartbeat_s=0.1, lease_s=0.6, resume_window_s=5.0)
+FAST = RpcConfig(heartbeat_s=0.2, lease_s=1.5, resume_window_s=5.0)
 
 
 def make_meta(**overrides) -> EnvMeta:

@@ -65,7 +65,8 @@ async def test_a_message_past_the_session_cap_is_refused_on_both_sides():
 
 
 async def test_a_message_past_the_transport_cap_names_size_cap_and_key():
-    small = RpcConfig(heartbeat_s=0.1, lease_s=10, max_message_bytes=2**17)
+    calm = RpcConfig(heartbeat_s=0.1, lease_s=10)
+    small = calm.model_copy(update={"max_message_bytes": 2**17})
     async with running(rpc=small) as (_, server):
         async with connected(server.address, rpc=small) as client:
             big = client.encode(1, EnvRet("env", np.zeros(2**17, np.uint8)))
@@ -74,7 +75,7 @@ async def test_a_message_past_the_transport_cap_names_size_cap_and_key():
             for word in (str(len(big)), str(2**17), "services.policy.rpc.max_message_bytes"):
                 assert word in str(refused.value)
             assert (await client.ask()).seq == 1  # nothing was sent, so the stream lives
-        async with connected(server.address, rpc=FAST) as client:  # trusts its own, larger cap
+        async with connected(server.address, rpc=calm) as client:  # trusts its own, larger cap
             client.session._stream.cap = 2**30
             await client.session.send(client.encode(1, EnvRet("env", np.zeros(2**17, np.uint8))))
             await assert_eventually(lambda: client.session.failure is not None)

@@ -154,7 +154,7 @@ def test_what_it_cannot_train_is_said() -> None:
         build_learner(vtrace, META)
     with patch.object(ActorCriticPolicy, "initial_state", lambda self, n: torch.zeros(n, 1)):
         with pytest.raises(ConfigError, match="'ppo' trains one with a module 'memory'"):
-            build_learner(config(type="actor_critic"), META)
+            build_learner(config(type="actor_critic", model_cfg={"hidden": [8]}), META)
     ppo = build_learner(config(), META)
     group, _ = acting(config())
     columns = Recall(group).rollout()

@@ -116,7 +116,9 @@ def test_who_acts_sees_observations_at_the_published_scale(rows: int) -> None:
         (FIRST, {**LAYERS, "features": "many"}, "actor_critic", "features: expected a number"),
         (FIRST, {**LAYERS, "normalize": True}, "actor_critic", "pictures have one scale"),
         (VECTOR, {"normalize": 1}, "actor_critic", "normalize: expected a bool"),
-        (VECTOR, {"normalize": True}, "q_network", "'q_network' does not have it"),
+        (VECTOR, {"normalize": True}, "q_network", "'q_network' does not have it; it has hidden,"),
+        (VECTOR, {"hiddn": [3]}, "sac_actor", "model_cfg.hiddn: .* did you mean 'hidden'?"),
+        (VECTOR, {"memory": 8}, "actor_critic", "model_cfg.memory: policy.type 'actor_critic'"),
     ],
 )
 def test_what_cannot_be_made_is_refused(
