@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from rlightning.env.auto_reset import AutoReset, limit_of
@@ -67,15 +67,18 @@ class EnvGroup:
         functions = _one_per_env(preprocess_fn, len(env_cfg_list))
         self.env_list: list[BaseEnv] = []
         self.env_servers: list[RemoteEnvServer] = []
-        with ExitStack() as on_failure:
+        try:
             for index, pair in enumerate(zip(env_cfg_list, functions, strict=True)):
                 env, _ = self.build_env(*pair, index)
-                on_failure.callback(env.close)
                 if isinstance(env, RemoteEnvServer):
                     self.env_servers.append(env)
                 else:
                     self.env_list.append(env)
-            on_failure.pop_all()
+        except BaseException:
+            for env in (*self.env_list, *self.env_servers):
+                with suppress(Exception):  # what is told is why one could not be made
+                    env.close()
+            raise
         envs = [*self.env_list, *self.env_servers]
         self.env_ids = [env.get_env_id() for env in envs]
         self.id_to_env = dict(zip(self.env_ids, envs, strict=True))

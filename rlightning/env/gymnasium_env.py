@@ -88,7 +88,7 @@ class GymnasiumEnv(BaseEnv):
         if seeds is not None and "seed" not in kwargs:
             kwargs["seed"] = seeds[0] if self._seeds_as is None else self._seeds_as(seeds)
         if self._broken:
-            _close(self.env, broken=True)
+            _terminate(self.env)
             self._use(self._make(self._made_from))
         env = self._some_rows or self.env
         try:
@@ -179,7 +179,11 @@ class GymnasiumEnv(BaseEnv):
         """
         self._broken = isinstance(self.env, AsyncVectorEnv)
         if self._broken and isinstance(error, (EOFError, ConnectionError)):
-            raise EnvError(f"env {self.env_id!r}: the process of a row has ended") from error
+            # In these words, as it may be its env that raised it.
+            raise EnvError(
+                f"env {self.env_id!r}: the process of a row has ended "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
     def _fits(self, rows: int | None) -> ActionFitter:
         action_space: gym.Space[Any] = self.get_action_space()  # type: ignore[assignment]
@@ -296,13 +300,18 @@ _FINAL_KEYS = frozenset({"final_obs", "_final_obs", "final_info", "_final_info"}
 
 def _close(env: Any, *, broken: bool) -> None:
     """Closes an env, also rows in processes of which some have ended (`broken`: one surely)."""
+    if broken:
+        env._state = AsyncState.DEFAULT  # what it waits for does not come
     try:
-        if not broken:
-            env.close()
-            return
+        env.close()
     except (EOFError, OSError):
         if not isinstance(env, AsyncVectorEnv):
             raise
+        _terminate(env)
+
+
+def _terminate(env: AsyncVectorEnv) -> None:
+    """Ends the processes of rows without asking them."""
     env._state = AsyncState.DEFAULT  # or it would wait for answers that do not come
     env.close(terminate=True)
 

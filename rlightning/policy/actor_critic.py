@@ -76,7 +76,7 @@ class ActorCriticPolicy(BasePolicy):
         space = env_meta.observation_space
         if space is None:
             raise ConfigError("the env declares no observation space")
-        make = NetworkMaker(self.config, OPTIONS)
+        make = NetworkMaker(self.config, OPTIONS, type(self))
         encoder = make.encoder(space)
         if isinstance(encoder, Convolutions):
             self.features = encoder

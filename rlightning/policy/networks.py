@@ -47,17 +47,20 @@ class NetworkMaker:
             `model_cfg.activation` (tanh, relu, elu, gelu, silu), `seed` and `max_weights_bytes`.
         options: What else of `model_cfg` the policy has: `convolutions` (a list of [channels,
             kernel, stride]) and `features` (units after them, 512), `normalize` (observations, by
-            what was learned from), `log_std`, `memory`. A class of somebody else's may have more.
+            what was learned from), `log_std`, `memory`.
+        policy: Its class; one of somebody else's may have more of `model_cfg`.
 
     Raises:
         ConfigError: `policy.model_cfg` holds something else.
     """
 
-    def __init__(self, config: PolicyConfig, options: Collection[str] = ()) -> None:
+    def __init__(
+        self, config: PolicyConfig, options: Collection[str] = (), policy: type | None = None
+    ) -> None:
         given = config.model_cfg.to_dict()
         keys = (*_KEYS, *options)
         unknown = [name for name in given if name not in keys]
-        if unknown and ":" not in config.type:
+        if unknown and policy is not None and policy.__module__.startswith("rlightning.policy."):
             near = difflib.get_close_matches(unknown[0], keys, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(keys)}"
             raise ConfigError(

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from rlightning.errors import PolicyError
@@ -192,9 +193,9 @@ class Batch:
             return work(*args)
         except PolicyError as error:
             self.error = error
-        except KeyboardInterrupt:  # meant for the loop, where short batches run
-            raise
         except BaseException as error:  # no batch may end its thread unanswered
+            if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                raise  # a signal's, meant for the loop, where short batches run
             self.error = failure("inference", error)
         return None
 

@@ -57,7 +57,7 @@ class QNetworkPolicy(BasePolicy):
         """
         if env_meta.observation_space is None:
             raise ConfigError("the env declares no observation space")
-        make = NetworkMaker(self.config, ("convolutions", "features"))
+        make = NetworkMaker(self.config, ("convolutions", "features"), type(self))
         encoder = make.encoder(env_meta.observation_space)
         outputs = int(_discrete(env_meta.action_space).n)
         make.check_size(encoder.size, outputs)

@@ -46,7 +46,7 @@ class RecurrentActorCriticPolicy(ActorCriticPolicy):
         units = self.config.model_cfg.get("memory", 64)
         if not isinstance(units, int) or units < 1:
             raise ConfigError(f"policy.model_cfg.memory: expected a number of units, got {units!r}")
-        make = NetworkMaker(self.config, (*OPTIONS, "memory"))
+        make = NetworkMaker(self.config, (*OPTIONS, "memory"), type(self))
         encoder = make.encoder(space)
         self.memory = GRUMemory(encoder, make.gru(encoder.size, units))
         self._make_heads(make, ObservationEncoder(vectors(units)), env_meta.action_space)

@@ -62,7 +62,8 @@ class SACActorPolicy(BasePolicy):
         space = env_meta.observation_space
         if space is None:
             raise ConfigError("the env declares no observation space")
-        make, encoder = NetworkMaker(self.config), ObservationEncoder(space)
+        make = NetworkMaker(self.config, policy=type(self))
+        encoder = ObservationEncoder(space)
         actions = math.prod(bounded_box(env_meta.action_space).shape)
         make.check_size(encoder.size + actions, 2 * actions, 1, 1)
         self.actor = make(encoder, 2 * actions, last_gain=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -234,6 +235,36 @@ def test_rows_whose_process_has_ended_are_made_anew_as_they_were():
     processes = env.env.processes
     env.close()
     assert not any(process.is_alive() for process in processes)
+
+
+class Simulated(Counting):
+    """Has lost its simulator at an action of 1; leaves a file when it is closed."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def step(self, action):
+        if action[0] == 1.0:
+            raise ConnectionRefusedError("no simulator")
+        return super().step(action)
+
+    def close(self):
+        Path(self.folder, str(os.getpid())).touch()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*ERROR")  # gymnasium's way to log
+def test_rows_beside_one_that_raised_are_closed_in_order(tmp_path):
+    kwargs = Config(folder=str(tmp_path))
+    env = GymnasiumEnv(
+        config(f"{HERE}:Simulated", num_envs=2, vectorization_mode="async", env_kwargs=kwargs)
+    )
+    env._reset()
+    with pytest.raises(EnvError, match="has ended .ConnectionRefusedError: no simulator"):
+        env._step(answer(env.env_id, np.array([[1.0], [0.0]])))
+    env.close()
+    assert len(list(tmp_path.iterdir())) == 1 + 2  # gymnasium makes one more, to ask it
 
 
 @pytest.mark.slow

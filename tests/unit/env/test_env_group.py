@@ -409,7 +409,7 @@ def closing(**kwargs):
 
 def test_an_env_that_cannot_be_made_leaves_no_other_one_open():
     with pytest.raises(RuntimeError, match="no licence"):
-        EnvGroup([closing(), closing(), closing(unmakeable=True)])
+        EnvGroup([closing(), closing(unclosable=True), closing(unmakeable=True)])
     assert sorted(Closing.closed) == [0, 1]
 
 

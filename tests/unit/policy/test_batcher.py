@@ -59,6 +59,8 @@ class Recorder:
             raise SystemExit(3)
         if any(part.env_id == "panic" for part in parts):
             raise Panic("index out of bounds")
+        if any(part.env_id == "key" for part in parts):
+            raise KeyboardInterrupt("ctrl-c")
         return [
             PolicyError("'action' is NaN")
             if part.env_id == "nan"
@@ -236,7 +238,12 @@ async def test_an_error_of_one_request_leaves_the_others_their_answers() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("exit", "SystemExit: 3"), ("panic", "Panic: index out of bounds")]
+    ("name", "message"),
+    [
+        ("exit", "SystemExit: 3"),
+        ("panic", "Panic: index out of bounds"),
+        ("key", "KeyboardInterrupt: ctrl-c"),  # who reads a keyboard may raise it on any thread
+    ],
 )
 async def test_whatever_the_user_s_code_raises_answers_the_batch(name: str, message: str) -> None:
     batcher, runner = start(), Recorder()

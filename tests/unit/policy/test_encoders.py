@@ -15,6 +15,7 @@ from rlightning.policy.base_policy import PolicyInput
 from rlightning.policy.observation_norm import ObservationNorm
 from rlightning.types import EnvMeta, Mode, PolicyResponse
 from rlightning.utils.config import Config, PolicyConfig
+from rlightning.utils.registry import POLICY
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
 FIRST = gym.spaces.Box(0, 255, (4, 20, 24), np.uint8)
@@ -126,6 +127,19 @@ def test_what_cannot_be_made_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make(space, model_cfg, policy_type)
+
+
+class Wider(ActorCriticPolicy):
+    """Somebody else's: has an option of its own."""
+
+
+def test_a_class_of_somebody_else_s_has_options_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(POLICY._entries, "wider", Wider)
+    assert isinstance(make(VECTOR, {"wide": 3}, "wider"), Wider)
+    policy = Wider(PolicyConfig(device="cpu", model_cfg=Config(wide=3)), "eval")
+    policy.init_eval(env_meta=EnvMeta("a", ACTION, VECTOR, 8))
 
 
 def test_deviations_begin_where_the_config_says() -> None:
