@@ -206,6 +206,8 @@ def test_sequences_end_where_a_function_of_the_user_says_so() -> None:
 
 def test_too_short_episodes_give_no_sequence() -> None:
     buffer = make({"type": "sequence", "length": 5})
+    with pytest.raises(BufferEmptyError):  # nothing is there at all
+        buffer.sample(1)
     add(buffer, 4, 4)
     with pytest.raises(BufferEmptyError):
         buffer.sample(1)
