@@ -254,10 +254,10 @@ class EpisodeGroup(Group):
         lengths: npt.NDArray[np.intp],
         apart: Mask | None = None,
         *,
-        whole: bool = False,
+        ahead: bool = False,
     ) -> None:
         first = self._container.pushed_total
-        self._container.push_flat(layouts, columns, lengths, apart, whole=whole)
+        self._container.push_flat(layouts, columns, lengths, apart, ahead=ahead)
         self._last[0, rows] = first + np.cumsum(lengths) - lengths
         self._last[1, rows] = lengths
 
@@ -333,8 +333,8 @@ class EpisodeGroup(Group):
                 name: Layout.of_value(value, name, lead=1) for name, value in columns.items()
             }
             flat = {name: layout.flatten(columns[name], lead) for name, layout in layouts.items()}
-            # Flags may be those of later steps, as with n steps.
-            self._push(layouts, flat, rows, np.full(len(rows), length), whole=True)
+            # With n steps, flags are those of later ones.
+            self._push(layouts, flat, rows, np.full(len(rows), length), ahead=True)
 
     def _unstored(self) -> set[str]:
         """Returns the outcomes that functions make but that are not stored beside older rows."""

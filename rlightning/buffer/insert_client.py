@@ -402,6 +402,7 @@ class InsertClient:
         A number that comes again is answered with an ack at once.
         """
         await self._send_next()  # or the question would be taken for the message itself
+        self._raise_errors()  # of what came meanwhile, which is not told again
         session, oldest = self._session, self._window.first
         if oldest is None:
             return False

@@ -210,7 +210,12 @@ class SampleClient:
                 ) from None
         fetched = self._fetched.popleft()
         self._lent = fetched.ack_id
-        await self._request(session, self._prefetch)
+        try:
+            await self._request(session, self._prefetch)
+        except asyncio.CancelledError:  # nobody has seen it; it needs no ack if that was seen to
+            self._fetched.appendleft(fetched._replace(ack_id=self._lent))
+            self._lent = 0
+            raise
         return fetched.batch
 
     async def ack(self) -> None:

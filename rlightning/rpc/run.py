@@ -37,8 +37,7 @@ _TOGETHER_S = 0.1
 # What tasks may need after the stop to end by themselves.
 _LAST_STEPS_S = 1.0
 _TOLD = (signal.SIGTERM, signal.SIGINT)
-# Of SIGHUP nothing is heard unless the caller has a handler for it; Windows has none.
-_HEARD = (*_TOLD, getattr(signal, "SIGHUP", None))
+_HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
 def run_server(
@@ -197,6 +196,9 @@ class _Signals:
         self._patience_s = grace_s + _MARGIN_S
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
+        self._numbers: tuple[signal.Signals, ...] = _TOLD
+        if _HANGUP is not None and callable(signal.getsignal(_HANGUP)):
+            self._numbers += (_HANGUP,)
         self._before: dict[signal.Signals, object] = {}
         self._wakeup_before = -1
         self._over = False
@@ -204,7 +206,7 @@ class _Signals:
     def __enter__(self) -> _Signals:
         threading.Thread(target=self._watch, name="rlightning-signals", daemon=True).start()
         self._wakeup_before = self.listen()
-        for number in _TOLD:
+        for number in self._numbers:
             self._before[number] = signal.signal(number, lambda number, frame: None)
         return self
 
@@ -246,7 +248,7 @@ class _Signals:
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             readable, _, _ = select.select([self._read], [], [], left_s)
             numbers = os.read(self._read, 1) if readable else b""
-            if not numbers or numbers[0] in _HEARD:
+            if not numbers or numbers[0] in self._numbers:
                 return bool(numbers)
             with suppress(RuntimeError):  # another signal: its handler needs the loop to turn
                 self._loop.call_soon_threadsafe(lambda: None)

@@ -22,6 +22,7 @@ from rlightning.env.remote_client import EnvClient
 from rlightning.policy import PolicyClient
 from rlightning.policy.builder import build_policy
 from rlightning.policy.weights import dump_weights, policy_weights
+from rlightning.rpc.server import EXIT_NOW
 from rlightning.testing import ServerProcess, wait_until
 from rlightning.utils.config import load_config
 from tests.service_processes import NAMES, Services
@@ -172,6 +173,21 @@ def test_a_service_whose_terminal_closes_stops_in_order(tmp_path: Path) -> None:
         process.address()
         process.child.send_signal(signal.SIGHUP)
         assert process.wait(GRACE_S + 2) == 0, process.log
+
+
+def test_a_service_that_has_stopped_is_not_killed_by_a_second_hangup(tmp_path: Path) -> None:
+    """A shell tells its jobs, and the system tells them once the shell has gone."""
+    (tmp_path / "config.yaml").write_text(IDLE)
+    again = (
+        "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGHUP); "
+        "from rlightning.services.buffer_server.__main__ import main; main()"
+    )
+    arguments = ["-c", again, "--config", str(tmp_path / "config.yaml"), "--listen=127.0.0.1:0"]
+    heard = ("env", "--default-signal=HUP")
+    with ServerProcess(arguments, tmp_path, prefix=heard) as process:
+        process.address()
+        process.child.send_signal(signal.SIGHUP)
+        assert process.wait(GRACE_S + 2) in (0, EXIT_NOW), process.log
 
 
 async def test_services_import_no_more_than_they_may(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class DataContainer(StoredRows):
         lengths: Slots | None = None,
         apart: npt.NDArray[np.bool_] | None = None,
         *,
-        whole: bool = False,
+        ahead: bool = False,
     ) -> None:
         """Appends transitions that are in the order of their layouts' leaves; see `push`.
 
@@ -116,7 +116,7 @@ class DataContainer(StoredRows):
             lengths: As of `push`.
             apart: Which of them, [n], have a next observation that is not the observation of the
                 next of them: only these are in its column. None: all are.
-            whole: Whether each of the `lengths` is one episode, whatever its flags say.
+            ahead: Whether flags may be those of later steps; see `ends_of`.
         """
         count = len(next(iter(columns.values()))[0])
         if count == 0:
@@ -131,7 +131,7 @@ class DataContainer(StoredRows):
             columns, apart = with_next_observations(columns, apart), None
         if lengths is not None:
             lengths = lengths[lengths > 0]
-        ends = ends_of({} if whole else columns, count, lengths)
+        ends = ends_of(columns, count, lengths, ahead=ahead)
         if self.unit == "transition":
             self._write(self._place(count), columns, count, ends, apart)
         else:

@@ -45,11 +45,12 @@ def window(flags: npt.NDArray[np.bool_], length: int) -> npt.NDArray[np.bool_]:
 
 
 def ends_of(
-    columns: Mapping[str, list[Array]], count: int, lengths: Slots | None
+    columns: Mapping[str, list[Array]], count: int, lengths: Slots | None, *, ahead: bool = False
 ) -> npt.NDArray[np.bool_] | None:
     """Tells after which of `count` transitions an episode or segment ends, [count].
 
-    Without lengths they are one. None if one ends after the last transition alone.
+    Without lengths they are one. None if one ends after the last transition alone. With `ahead`,
+    flags may be those of later steps: of several in a row, the last one counts.
     """
     if lengths is None and "truncated" not in columns and "cut" not in columns:
         return None
@@ -63,6 +64,8 @@ def ends_of(
         ends |= done[0] if len(done) == 1 else np.logical_and.reduce(done)
     if "cut" in columns:
         ends |= columns["cut"][0]
+    if ahead:
+        ends[:-1] &= ~ends[1:]
     ends[-1 if lengths is None else np.cumsum(lengths) - 1] = True
     return ends
 

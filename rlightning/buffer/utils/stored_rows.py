@@ -279,6 +279,8 @@ class StoredRows:
             length: How many, at least 1.
             allowed: Which transitions may be among them, by position; all if None.
         """
+        if not self.size:  # perhaps nothing is allocated yet
+            return np.zeros(0, np.intp)
         rows = self.data_use_counter >= 0
         if allowed is not None:
             rows = np.zeros_like(rows)

@@ -15,6 +15,7 @@ from rlightning.errors import (
     NotFoundError,
     ResourceExhaustedError,
     StorageFullError,
+    UnavailableError,
 )
 from rlightning.rpc.channel import connect
 from rlightning.rpc.session import Session
@@ -427,6 +428,19 @@ async def test_an_item_of_a_caller_that_was_cancelled_before_its_turn_is_sent_al
             await client.insert(env_ret, answer(env_ret))
         await client.flush(5)
         assert check_transitions(buffers.table.buffer.get_all()) == 6
+
+
+async def test_who_asks_for_room_while_the_client_is_closed_is_told_so() -> None:
+    env = ScriptedEnv(2)
+    async with buffer_server() as buffers, inserting(buffers.address, env.meta) as client:
+        env_ret = env.reset()
+        await client.insert(env_ret, answer(env_ret))
+        async with client._sending:  # as while another task sends
+            asking = asyncio.create_task(client._is_full())
+            await asyncio.sleep(0)
+            await client.close()
+        with pytest.raises(UnavailableError, match="the client was closed"):
+            await asyncio.wait_for(asking, 20)
 
 
 async def test_a_refusal_that_was_not_told_before_a_cut_is_told_after_it(

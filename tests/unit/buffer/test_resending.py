@@ -127,6 +127,26 @@ async def test_a_batch_that_is_lent_anew_is_acked_again_and_another_one_asked_fo
     await learner.close()
 
 
+async def test_a_batch_that_a_cancelled_caller_never_saw_is_for_the_next_call() -> None:
+    learner = Learner(prefetch=1)
+    learner.session.renew = lambda error: None
+    learner.arrive(deliver(1))
+
+    async def send(data: bytes) -> None:
+        await asyncio.Event().wait()
+
+    learner.session.send = send  # the line is slow
+    asking = asyncio.create_task(learner.client.next_batch(20))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait({asking})
+    learner.session.send = learner._send
+    await learner.resume()
+    assert (await learner.client.next_batch(5)).batch_id == 1
+    assert learner.acks == []
+    await learner.close()
+
+
 async def test_a_batch_that_was_used_before_it_is_free_again_is_not_sent() -> None:
     """Its ack came while another learner had it."""
     batches = [SimpleNamespace(leaves=True, batch_id=number) for number in (1, 2)]

@@ -16,6 +16,7 @@ from rlightning.buffer import (
     build_data_buffer,
 )
 from rlightning.buffer.utils.container import DataContainer
+from rlightning.buffer.utils.postprocess import default_postprocess_fn
 from rlightning.buffer.utils.sum_tree import SumTree
 from rlightning.errors import BufferEmptyError, ConfigError, ReplayError
 from rlightning.types import ActionSource, EnvMeta, EnvRet, PolicyResponse
@@ -183,8 +184,30 @@ def test_sequences_of_n_steps_reach_the_end_of_their_episode() -> None:
     assert set(begins.tolist()) == {0, 1}
 
 
+def test_sequences_end_where_a_function_of_the_user_says_so() -> None:
+    """Such as one that brings each episode twice, with other goals."""
+
+    def twice(steps: Any) -> dict[str, Any]:
+        columns = default_postprocess_fn(steps)
+        return {name: np.concatenate([column, column]) for name, column in columns.items()}
+
+    config = BufferConfig(
+        type="ReplayBuffer", capacity=20, sampler={"type": "sequence", "length": 3}
+    )
+    buffer = build_data_buffer("ReplayBuffer", config, postprocess_fn=twice)
+    buffer.init()
+    for t in range(6):
+        env_ret = EnvRet("env", np.full(2, t, np.float32), float(t), t == 5)
+        response = PolicyResponse("env", action=np.int64(t))
+        buffer.add_transition("env", env_ret, response, truncated=t == 5)
+    begins = np.concatenate([buffer.sample(9)[0]["observation"][:, 0, 0] for _ in range(10)])
+    assert set(begins.tolist()) == {0, 1, 2}
+
+
 def test_too_short_episodes_give_no_sequence() -> None:
     buffer = make({"type": "sequence", "length": 5})
+    with pytest.raises(BufferEmptyError):  # nothing is there at all
+        buffer.sample(1)
     add(buffer, 4, 4)
     with pytest.raises(BufferEmptyError):
         buffer.sample(1)
