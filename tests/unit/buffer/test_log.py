@@ -235,10 +235,8 @@ async def test_the_loop_does_not_write_while_a_checkpoint_is_written(
     assert journals[0].by == [(False, 1), (False, 1), (True, 1)]
 
 
-@pytest.mark.parametrize("asked", [False, True], ids=["periodic", "asked"])
-async def test_the_directory_is_let_go_once_nothing_writes_into_it_even_if_nobody_waits_for_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
-) -> None:
+def held_up(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Lets checkpoints wait before their end; returns what tells that one does, and lets it go."""
     writes, go_on, real = threading.Event(), threading.Event(), checkpoint._finish
 
     def slow(*given: Any) -> int:
@@ -247,6 +245,14 @@ async def test_the_directory_is_let_go_once_nothing_writes_into_it_even_if_nobod
         return real(*given)
 
     monkeypatch.setattr(checkpoint, "_finish", slow)
+    return writes, go_on
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["periodic", "asked"])
+async def test_the_directory_is_let_go_once_nothing_writes_into_it_even_if_nobody_waits_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    writes, go_on = held_up(monkeypatch)
     kept = stored(tmp_path, restore="latest", checkpoint_interval_s=None if asked else 0.01)
     kept.open()
     await kept.begin(on_full=lambda _: None, on_lost=lambda _: None)
@@ -298,14 +304,7 @@ async def test_a_disk_that_gets_full_while_the_journal_closes_holds_nobody_up(
 async def test_who_is_cancelled_while_the_store_closes_is_not_told_of_that_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes, go_on, real = threading.Event(), threading.Event(), checkpoint._finish
-
-    def slow(*given: Any) -> int:
-        writes.set()
-        go_on.wait(30)
-        return real(*given)
-
-    monkeypatch.setattr(checkpoint, "_finish", slow)
+    writes, go_on = held_up(monkeypatch)
     kept = stored(tmp_path)
     kept.open()
     await kept.begin(on_full=lambda _: None, on_lost=lambda _: None)
