@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # The pinned set was resolved for CPython 3.11; other versions take the newest that fits.
 CONSTRAIN := $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")')
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN)
+# Dozens of processes import the same modules: where bytecode must not be kept, each compiles them anew.
+unexport PYTHONDONTWRITEBYTECODE
 # All simulators together, in an environment of their own: their libraries are many and heavy.
 SIMS := .venvs/sims
 CONSTRAIN_SIMS := $(subst constraints.txt,constraints-sims.txt,$(CONSTRAIN))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TypeVar
 
 import torch
@@ -37,6 +37,7 @@ _BYTES_PER_WEIGHT = 16
 _KEYS = ("hidden", "activation")
 
 _Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class NetworkMaker:
@@ -162,8 +163,7 @@ class NetworkMaker:
                 f"(policy.model_cfg.memory), which takes {needed} bytes to make; "
                 f"policy.max_weights_bytes allows {self._allowed_bytes}"
             )
-        skip_init: Callable[..., nn.GRUCell] = nn.utils.skip_init
-        cell = skip_init(nn.GRUCell, inputs, units)
+        cell = _without_values(nn.GRUCell(inputs, units, device="meta"))
         for weight in (cell.weight_ih, cell.weight_hh):
             for gate in weight.data.chunk(3):
                 nn.init.orthogonal_(gate, generator=self._generator)
@@ -185,8 +185,7 @@ class NetworkMaker:
             )
         modules: list[nn.Module] = []
         for after, kernel, stride in layers:
-            skip_init: Callable[..., nn.Conv2d] = nn.utils.skip_init
-            layer = skip_init(nn.Conv2d, channels, after, kernel, stride)
+            layer = _without_values(nn.Conv2d(channels, after, kernel, stride, device="meta"))
             modules += [self._initialise(layer, math.sqrt(2)), self._activation()]
             channels = after
         linear = self._linear(size, self._features, math.sqrt(2))
@@ -195,12 +194,21 @@ class NetworkMaker:
         )
 
     def _linear(self, inputs: int, outputs: int, gain: float) -> nn.Linear:
-        # skip_init: the default initialisation would draw from torch's global generator.
-        skip_init: Callable[..., nn.Linear] = nn.utils.skip_init
-        return self._initialise(skip_init(nn.Linear, inputs, outputs), gain)
+        return self._initialise(_without_values(nn.Linear(inputs, outputs, device="meta")), gain)
 
     def _initialise(self, layer: _Layer, gain: float) -> _Layer:
         assert layer.bias is not None
         nn.init.orthogonal_(layer.weight, gain, generator=self._generator)
         nn.init.zeros_(layer.bias)
         return layer
+
+
+def _without_values(module: _Module) -> _Module:
+    """Gives a module of the meta device memory of its own, whose values are still to be set.
+
+    Its default values would be drawn from torch's global generator. `nn.utils.skip_init` does the
+    same, but goes through torch's tracing, which takes a second to import.
+    """
+    for name, weight in list(module.named_parameters()):
+        setattr(module, name, nn.Parameter(torch.empty(weight.shape)))
+    return module

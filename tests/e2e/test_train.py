@@ -12,6 +12,8 @@ from rlightning.testing import wait_until
 from tests.e2e.command import CARTPOLE, SMALL, Command, TerminalCommand, is_running, run, settings
 
 pytestmark = pytest.mark.slow
+UNTIL_USED_UP = (*SMALL, "train.max_env_steps=2000")
+NO_WEIGHTS = ("policy.initial_weights=none",)
 
 
 def last_line(text):
@@ -44,67 +46,66 @@ def test_cartpole_is_solved(tmp_path, launcher):
     assert (folder / "checkpoints" / "latest" / "weights.safetensors").exists()
 
 
-@pytest.mark.parametrize(("launcher", "weights"), [("local", "none"), ("in-process", "random")])
-def test_the_steps_used_up_without_a_target(tmp_path, launcher, weights):
-    options = settings(*SMALL, f"policy.initial_weights={weights}", "train.max_env_steps=2000")
-    options += ("--launcher", launcher, "--json", "--name", "short")
-    code, out, err = run("train", CARTPOLE, *options, cwd=tmp_path)
+def test_the_steps_used_up_and_the_saved_config_trained_again(tmp_path):
+    options = ("--launcher", "in-process", "--json")
+    begin = settings(*UNTIL_USED_UP, "policy.initial_weights=random", "log.name=short")
+    code, out, err = run("train", CARTPOLE, *begin, *options, cwd=tmp_path)
     assert code == 0, err
-    end = last_line(out)
+    check_used_up(last_line(out))
+    assert last_line(out)["run"] == "runs/short/1"
+    again = ("runs/short/latest/config.yaml", *settings("train.max_env_steps=128"))
+    code, out, err = run("train", *again, *options, cwd=tmp_path)
+    assert code == 0, err
+    assert last_line(out)["run"] == "runs/short/2"
+
+
+def test_nobody_acts_with_random_weights_unless_told_so(tmp_path):
+    options = settings(*SMALL, *NO_WEIGHTS, "train.max_env_steps=128")
+    options += ("--launcher", "in-process", "--json")
+    code, _, err = run("train", CARTPOLE, *options, cwd=tmp_path)
+    assert code == 0, err
+    check_learned_weights(tmp_path / "runs" / "cartpole" / "1")
+
+
+@pytest.mark.timeout(180)
+def test_four_at_once_do_not_collide(tmp_path):
+    wanted = [(), (), ("train.target_return=1e9",), (*UNTIL_USED_UP, *NO_WEIGHTS)]
+    with ExitStack() as stack:
+        commands = [
+            stack.enter_context(
+                Command(
+                    *("train", CARTPOLE, *settings(*SMALL, *each), "--json", "--quiet"),
+                    cwd=tmp_path,
+                )
+            )
+            for each in wanted
+        ]
+        codes = [command.wait(150) for command in commands]
+        assert codes == [0, 0, 1, 0], [command.stderr for command in commands]
+        assert [command.stderr for command in commands] == [""] * 4
+        ends = [last_line(command.stdout) for command in commands]
+    assert {end["run"] for end in ends} == {f"runs/cartpole/{n}" for n in range(1, 5)}
+    assert [end["outcome"] for end in ends] == ["finished"] * 2 + ["target_missed", "finished"]
+    check_used_up(ends[3])
+    assert ends[3]["rows_skipped"] == 0
+    check_learned_weights(tmp_path / ends[3]["run"])
+
+
+def check_used_up(end):
+    """The steps are those that were executed; the last of them are not learned from."""
     assert end["outcome"] == "finished"
-    assert end["run"] == "runs/short/1"
-    # The steps are those that were executed; the last of them are not learned from.
     assert end["env_steps"] >= 2000
     assert end["rows_learned"] == 32 * end["updates"] <= end["env_steps"] - end["rows_skipped"]
     assert end["updates"] > 40
     # Rollouts of 8 steps, which is less than a writer would send ahead by itself.
     assert end["max_staleness"] <= 2
-    if weights == "none":
-        assert end["rows_skipped"] == 0
 
 
-@pytest.mark.parametrize("launcher", ["local", "in-process"])
-def test_nobody_acts_with_random_weights_unless_told_so(tmp_path, launcher):
-    options = settings(*SMALL, "policy.initial_weights=none", "train.max_env_steps=128")
-    code, _, err = run("train", CARTPOLE, *options, "--launcher", launcher, "--json", cwd=tmp_path)
-    assert code == 0, err
-    episodes = (tmp_path / "runs" / "cartpole" / "1" / "episodes.csv").read_text().splitlines()
+def check_learned_weights(folder):
+    episodes = (folder / "episodes.csv").read_text().splitlines()
     versions = {int(row["version"]) for row in csv.DictReader(episodes)}
     assert versions
     assert min(versions) >= 1
-
-
-def test_a_missed_target_exits_with_1(tmp_path):
-    code, out, err = run(
-        *("train", CARTPOLE, *settings(*SMALL, "train.target_return=1e9")),
-        *("--launcher", "in-process", "--json", "--quiet"),
-        cwd=tmp_path,
-    )
-    assert (code, err) == (1, "")
-    assert last_line(out)["outcome"] == "target_missed"
-
-
-def test_the_saved_config_trains_again(tmp_path):
-    options = ("--launcher", "in-process", "--json")
-    run("train", CARTPOLE, *settings(*SMALL), *options, cwd=tmp_path)
-    code, out, err = run("train", "runs/cartpole/latest/config.yaml", *options, cwd=tmp_path)
-    assert code == 0, err
-    assert last_line(out)["run"] == "runs/cartpole/2"
-
-
-@pytest.mark.timeout(180)
-def test_four_at_once_do_not_collide(tmp_path):
-    with ExitStack() as stack:
-        commands = [
-            stack.enter_context(
-                Command("train", CARTPOLE, *settings(*SMALL), "--json", cwd=tmp_path)
-            )
-            for _ in range(4)
-        ]
-        for command in commands:
-            assert command.wait(150) == 0, command.stderr
-        folders = {last_line(command.stdout)["run"] for command in commands}
-    assert folders == {f"runs/cartpole/{n}" for n in range(1, 5)}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])

@@ -24,11 +24,8 @@ print(json.dumps([importlib.import_module("rlightning" + name).__file__ for name
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """An environment with this wheel, and, unlike `make prove-wheel`, the libraries from here."""
-    folder = tmp_path_factory.mktemp("wheel")
-    wheel = build_wheel(folder)
+def install(wheel, folder):
+    """Makes an environment with this wheel and, unlike `make prove-wheel`, the libraries from here."""
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
@@ -51,8 +48,23 @@ def run(program, *arguments, cwd):
     )
 
 
-def test_what_is_in_the_wheel(tmp_path):
-    names = zipfile.ZipFile(build_wheel(tmp_path)).namelist()
+def test_the_wheel_is_complete_and_trains_outside_the_checkout(tmp_path):
+    wheel = build_wheel(tmp_path)
+    check_names(zipfile.ZipFile(wheel).namelist())
+    python, work = install(wheel, tmp_path), tmp_path / "work"
+    work.mkdir()
+    check_origin(python, work)
+    rlightning = python.with_name("rlightning")
+    assert run(rlightning, "init", "project", cwd=work).returncode == 0
+    assert (work / "project" / "my_policy.py").exists()
+    config = work / "config.yaml"
+    config.write_text(CARTPOLE.read_text())
+    trained = run(rlightning, "train", config, *settings(*SMALL), "--json", cwd=work)
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads(trained.stdout)["outcome"] == "finished"
+
+
+def check_names(names):
     assert {name.partition("/")[0].split("-")[0] for name in names} == {"rlightning"}
     for needed in ("py.typed", "v1/env_ret_pb2.pyi", "cluster/templates/config.yaml.tmpl"):
         assert f"rlightning/{needed}" in names
@@ -62,23 +74,9 @@ def test_what_is_in_the_wheel(tmp_path):
         assert f"rlightning/services/{service}/__main__.py" in names
 
 
-def test_everything_comes_from_the_wheel(installed, tmp_path):
-    files = json.loads(run(installed, "-c", FILES, cwd=tmp_path).stdout)
-    assert all(file.startswith(str(installed.parents[1])) for file in files)
-    imported = run(installed, "-c", "import services", cwd=tmp_path)
+def check_origin(python, folder):
+    """Everything comes from the wheel."""
+    files = json.loads(run(python, "-c", FILES, cwd=folder).stdout)
+    assert all(file.startswith(str(python.parents[1])) for file in files)
+    imported = run(python, "-c", "import services", cwd=folder)
     assert "ModuleNotFoundError: No module named 'services'" in imported.stderr
-
-
-def test_it_trains(installed, tmp_path):
-    command = installed.with_name("rlightning")
-    config = tmp_path / "config.yaml"
-    config.write_text(CARTPOLE.read_text())
-    trained = run(command, "train", config, *settings(*SMALL), "--json", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    assert json.loads(trained.stdout)["outcome"] == "finished"
-
-
-def test_it_writes_a_project(installed, tmp_path):
-    command = installed.with_name("rlightning")
-    assert run(command, "init", "project", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "project" / "my_policy.py").exists()

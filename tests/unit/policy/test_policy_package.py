@@ -22,6 +22,26 @@ except ImportError as error:
     print(error)
 """
 
+MAKING_NETWORKS = """
+import sys
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from rlightning.policy.builder import build_policy
+from rlightning.types import EnvMeta
+from rlightning.utils.config import PolicyConfig
+
+def make(shape, **model_cfg):
+    spaces = Box(0, 255, shape, np.uint8), Discrete(2)
+    kind = "recurrent_actor_critic" if "memory" in model_cfg else "actor_critic"
+    policy = build_policy(PolicyConfig(device="cpu", type=kind, model_cfg=model_cfg), "eval")
+    policy.init_eval(EnvMeta("env", spaces[1], spaces[0], 1))
+
+make((4,))
+make((4,), memory=8)
+make((36, 36, 3), convolutions=[[8, 8, 4]])
+print({"sympy", "tensordict"} & set(sys.modules))
+"""
+
 
 def test_the_client_needs_no_torch_and_the_rest_names_its_extra() -> None:
     out = subprocess.run(
@@ -46,3 +66,14 @@ def test_builders_are_at_their_documented_path() -> None:
     assert builders.build_policy_group is rlightning.policy.build_policy_group
     with pytest.raises(AttributeError, match="no attribute 'build_engine'"):
         _ = builders.build_engine
+
+
+def test_making_networks_loads_none_of_torchs_compiler() -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", MAKING_NETWORKS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert out.stdout == "set()\n"
