@@ -34,7 +34,7 @@ def make(shape, **model_cfg):
     spaces = Box(0, 255, shape, np.uint8), Discrete(2)
     kind = "recurrent_actor_critic" if "memory" in model_cfg else "actor_critic"
     policy = build_policy(PolicyConfig(device="cpu", type=kind, model_cfg=model_cfg), "eval")
-    policy.init_eval(EnvMeta("env", spaces[1], spaces[0], 1))
+    policy.init_eval(env_meta=EnvMeta("env", spaces[1], spaces[0], 1))
 
 make((4,))
 make((4,), memory=8)
