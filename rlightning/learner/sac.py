@@ -112,7 +112,7 @@ class SAC:
         self._target = make_target_updater(self._loss, config.tau)
         self._parameters = [p for p in self._loss.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
-        self._optimizer = torch.optim.Adam(self._parameters, lr=train.lr)
+        self._optimizer = torch.optim.Adam(self._parameters, lr=train.lr, fused=True)
         self._random = RandomStream(seed, self._device)
         self._updates = 0
 
