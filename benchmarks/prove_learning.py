@@ -1,7 +1,8 @@
 """Trains through the cluster and with Stable-Baselines3, at equal env steps: `make prove-learning`.
 
-Each finished training is a file in `benchmarks/learning/`, and is not run again. Arguments: cells
-and numbers of seeds, such as `cartpole_ppo 3`; none for all cells, each with its own number.
+Each finished training is a file in `benchmarks/learning/`, and is not run again; one of ours that
+was interrupted goes on from its last checkpoint, in `runs/learning/`. Arguments: cells and numbers of
+seeds, such as `cartpole_ppo 3`; none for all cells, each with its own number.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ import csv
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from rlightning.utils.config.environment import child_environment
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "learning"
+UNFINISHED = ROOT / "runs" / "learning"
 PAGE = ROOT / "docs" / "learning.md"
 PLOT = ROOT / "docs" / "learning.png"
 RLIGHTNING = Path(sys.executable).parent / "rlightning"
@@ -44,9 +47,15 @@ class Cell:
     last: int
     """The score is the mean return of so many last episodes of the budget."""
     overrides: Sequence[str] = ()
+    save_interval: int = 5_000
+    """Updates between checkpoints to go on from."""
     seeds: int = 3
     target: float | None = None
-    """Score at which training ends before the budget does."""
+    """Score at which training ends before the budget does; it stands in for a baseline."""
+
+    @property
+    def sides(self) -> Sequence[str]:
+        return (CLUSTER, BASELINE) if self.target is None else (CLUSTER,)
 
 
 # The baseline has the hyperparameters of the Zoo; these are the same, as far as both have them.
@@ -64,12 +73,15 @@ CELLS = {
             "learner.anneal_lr=true",
             "train.lr=1e-3",
         ),
+        save_interval=50,
     ),
     "cartpole_dqn": Cell("cartpole_dqn.yaml", 50_000, 100),
     "pendulum_sac": Cell("pendulum_sac.yaml", 15_000, 10),
     "halfcheetah_sac": Cell("halfcheetah_sac.yaml", 100_000, 10),
-    "halfcheetah_ppo": Cell("halfcheetah_ppo.yaml", 1_000_000, 100),
-    "pong_ppo": Cell("pong.yaml", 1_500_000, 100, seeds=1, target=-15.0),
+    "halfcheetah_ppo": Cell("halfcheetah_ppo.yaml", 1_000_000, 100, save_interval=50),
+    "pong_ppo": Cell(
+        "pong.yaml", 1_500_000, 100, save_interval=50, seeds=1, target=-15.0
+    ),
 }
 
 
@@ -79,7 +91,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     for name in words or CELLS:
         for seed in range(CELLS[name].seeds if seeds is None else seeds):
-            for who in (CLUSTER, BASELINE):
+            for who in CELLS[name].sides:
                 _run(name, who, seed)
                 write_page()
 
@@ -90,7 +102,7 @@ def _run(name: str, who: str, seed: int) -> None:
         return
     began = time.monotonic()
     cell = CELLS[name]
-    episodes = _train(cell, seed) if who == CLUSTER else _train_baseline(name, seed)
+    episodes = _train(name, seed) if who == CLUSTER else _train_baseline(name, seed)
     # What was collected while the last update was made is beyond the budget.
     within = [episode for episode in sorted(episodes) if episode[0] <= cell.steps]
     if cell.target is not None:
@@ -102,7 +114,6 @@ def _run(name: str, who: str, seed: int) -> None:
         "date": datetime.now(timezone.utc).date().isoformat(),
         "env_steps": within[-1][0] if cell.target is not None else cell.steps,
         "score": statistics.fmean(value for _, value in within[-cell.last :]),
-        "wall_s": round(time.monotonic() - began, 1),
         "platform": _platform(),
         # Env steps at which each episode ended, and its return.
         "episodes": [[at, round(value, 2)] for at, value in within],
@@ -110,34 +121,52 @@ def _run(name: str, who: str, seed: int) -> None:
     scratch = file.with_suffix(".part")
     scratch.write_text(json.dumps(result) + "\n", encoding="utf-8")
     scratch.replace(file)
-    print(f"{name} {who} seed {seed}: {result['score']:.1f} in {result['wall_s']} s", flush=True)
+    took = time.monotonic() - began
+    print(f"{name} {who} seed {seed}: {result['score']:.1f} in {took:.0f} s", flush=True)
 
 
 def _platform() -> str:
     return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
 
 
-def _train(cell: Cell, seed: int) -> list[tuple[int, float]]:
+def _train(name: str, seed: int) -> list[tuple[int, float]]:
     """Trains with local processes; returns at which env step each episode ended, and its return."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = [
-            *cell.overrides,
-            # Nothing is executed before there is a learner.
-            "policy.initial_weights=none",
-            f"train.target_return={'null' if cell.target is None else cell.target}",
-            *(f"train.max_env_steps={cell.steps}", f"train.seed={seed}", "log.backend=none"),
-            "services.start_timeout_s=600",
-        ]
-        options = [word for setting in settings for word in ("--set", setting)]
-        config = str(ROOT / "configs" / cell.config)
-        command = [str(RLIGHTNING), "train", config, *options, "--name", "cell", "--quiet"]
-        subprocess.run(command, cwd=folder, env=child_environment(ONE_THREAD), check=False)
-        run = Path(folder) / "runs" / "cell" / "1"
-        outcome = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["outcome"]
-        if outcome not in ("finished", "solved", "target_missed"):
-            raise SystemExit(f"{config}: the run is {outcome}")
+    cell, folder = CELLS[name], UNFINISHED / f"{name}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = [
+        *cell.overrides,
+        # Nothing is executed before there is a learner.
+        "policy.initial_weights=none",
+        f"train.target_return={'null' if cell.target is None else cell.target}",
+        *(f"train.max_env_steps={cell.steps}", f"train.seed={seed}", "log.backend=none"),
+        *(f"train.save_interval={cell.save_interval}", "buffer.data_dir=data"),
+        "services.start_timeout_s=600",
+    ]
+    options = [word for setting in settings for word in ("--set", setting)]
+    config = str(ROOT / "configs" / cell.config)
+    command = [str(RLIGHTNING), "train", config, *options, "--name", "cell", "--quiet"]
+    command += ["--resume", "latest", "--or-anew"]
+    subprocess.run(command, cwd=folder, env=child_environment(ONE_THREAD), check=False)
+    runs = sorted((folder / "runs" / "cell").glob("[0-9]*"), key=lambda run: int(run.name))
+    outcome = _manifest(runs[-1])["outcome"]
+    if outcome not in ("finished", "solved", "target_missed"):
+        raise SystemExit(f"{config}: the run is {outcome}")
+    found: list[tuple[int, float]] = []
+    for run in runs:
+        resumed = _manifest(run).get("resumed")
+        before = 0 if resumed is None else _manifest(folder / resumed)["env_steps"]
+        # What came after the checkpoint was not gone on from.
+        found = [episode for episode in found if episode[0] <= before]
         with (run / "episodes.csv").open(encoding="utf-8") as file:
-            return _endings(list(csv.DictReader(file)))
+            endings = _endings(list(csv.DictReader(file)))
+        found += [(before + at, value) for at, value in endings]
+    shutil.rmtree(folder)
+    return found
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    return manifest
 
 
 def _endings(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
@@ -158,9 +187,8 @@ def _endings(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
 
 
 def _train_baseline(name: str, seed: int) -> list[tuple[int, float]]:
-    cell, script = CELLS[name], Path(__file__).with_name("sb3_baseline.py")
-    target = () if cell.target is None else (str(cell.target), str(cell.last))
-    command = [str(SB3_PYTHON), str(script), name, str(seed), str(cell.steps), *target]
+    script = Path(__file__).with_name("sb3_baseline.py")
+    command = [str(SB3_PYTHON), str(script), name, str(seed), str(CELLS[name].steps)]
     env = child_environment(ONE_THREAD)
     out = subprocess.run(command, check=True, env=env, stdout=subprocess.PIPE, text=True).stdout
     return [(at, value) for at, value in json.loads(out.splitlines()[-1])]
@@ -183,7 +211,7 @@ def write_page() -> None:
         "|---" * 7 + "|",
     ]
     for name, cell in CELLS.items():
-        for who in (CLUSTER, BASELINE):
+        for who in cell.sides:
             mine = [r for r in results if (r["cell"], r["who"]) == (name, who)]
             if not mine:
                 continue

@@ -21,6 +21,7 @@ from rlightning.cluster.guard import require, require_policy_server
 from rlightning.cluster.past_runs import config_of, read_checkpoint
 from rlightning.env.episodes import EpisodeLog
 from rlightning.env.hosting import HostedGroup, close_groups, host_envs
+from rlightning.env.utils.film import FilmWriter
 from rlightning.errors import ConfigError
 from rlightning.rpc.loop import shared_loop
 from rlightning.types import EnvRet, Mode, Purpose
@@ -134,7 +135,7 @@ def evaluate(
     """
     require_policy_server()
     if video:
-        require("--video", "video", "imageio", "imageio_ffmpeg")
+        require("--video", "video", "imageio_ffmpeg")
     config = config_of(run)
     checkpoint = read_checkpoint(run, link, config)
     rows = 1 if video else min(episodes, _MOST_ROWS)
@@ -276,12 +277,8 @@ class _Film:
 
     def write(self, path: Path) -> str:
         """Writes an mp4 file and returns its path."""
-        import imageio
-
         path.parent.mkdir(exist_ok=True)
-        writer: Any
-        with imageio.get_writer(path, fps=self._fps, macro_block_size=1) as writer:
+        with FilmWriter(path, self._fps) as writer:
             for frame in self._frames:
-                # H.264 wants even sizes.
-                writer.append_data(frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2])
+                writer.append(frame)
         return str(path)

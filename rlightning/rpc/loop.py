@@ -24,9 +24,10 @@ class LoopThread:
     """
 
     def __init__(self, name: str = "rlightning-loop") -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        made: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._serve, args=(made,), name=name, daemon=True)
         self._thread.start()
+        self._loop = made.result()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -82,12 +83,19 @@ class LoopThread:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    def _serve(self, made: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+        # Made here, where no KeyboardInterrupt can come while it is half done.
         try:
-            self._loop.run_forever()
+            loop = asyncio.new_event_loop()
+        except BaseException as error:
+            made.set_exception(error)
+            return
+        asyncio.set_event_loop(loop)
+        made.set_result(loop)
+        try:
+            loop.run_forever()
         finally:
-            close_loop(self._loop)
+            close_loop(loop)
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,9 +13,9 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rlightning.env.utils.film import FilmWriter, load_ffmpeg
 from rlightning.env.utils.options import check_known
 from rlightning.env.utils.pictures import load_pillow
-from rlightning.errors import ConfigError
 
 Frame = npt.NDArray[np.uint8]
 
@@ -50,7 +49,7 @@ class VideoOptions:
         check_known(given or {}, known, "env.env_kwargs.video_cfg")
         options = VideoOptions(**(given or {}))
         if options.save_video:
-            _load_imageio()
+            load_ffmpeg()
             if options.info_on_video:
                 load_pillow()
         return options
@@ -78,7 +77,7 @@ class EpisodeVideo(gym.Wrapper[Any, Any, Any, Any]):
         self._see = see
         self._episodes = 0
         self._steps = 0
-        self._writer: Any = None
+        self._writer: FilmWriter | None = None
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Begins an episode, and its film."""
@@ -88,7 +87,7 @@ class EpisodeVideo(gym.Wrapper[Any, Any, Any, Any]):
         self._steps = 0
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{self._episodes}.mp4"
-        self._writer = _writer(path, self._options.fps)
+        self._writer = FilmWriter(path, self._options.fps)
         self._write(observation, 0.0, info)
         return observation, info
 
@@ -96,8 +95,7 @@ class EpisodeVideo(gym.Wrapper[Any, Any, Any, Any]):
         """Executes an action, and films what came of it."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
-        if self._writer is not None:
-            self._write(observation, float(reward), info)
+        self._write(observation, float(reward), info)
         if terminated or truncated:
             self._finish()
         return observation, reward, terminated, truncated, info
@@ -108,10 +106,12 @@ class EpisodeVideo(gym.Wrapper[Any, Any, Any, Any]):
         self.env.close()
 
     def _write(self, observation: Any, reward: float, info: Mapping[str, Any]) -> None:
+        if self._writer is None:
+            return
         frame = self._see(observation)
         if self._options.info_on_video:
             frame = put_info_on_image(frame, {"step": self._steps, "reward": reward, **info})
-        self._writer.append_data(_even(frame))
+        self._writer.append(frame)
 
     def _finish(self) -> None:
         writer, self._writer = self._writer, None
@@ -138,9 +138,9 @@ def save_rollout_video(
     """
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     path = Path(output_dir, f"{video_name}.mp4")
-    with _writer(path, fps) as writer:
+    with FilmWriter(path, fps) as writer:
         for frame in rollout_images:
-            writer.append_data(_even(np.asarray(frame)))
+            writer.append(np.asarray(frame))
     return path
 
 
@@ -223,22 +223,3 @@ def _broken(line: str, width: float, measure: Callable[[str], float]) -> Iterabl
             longer = word
         part = longer
     yield part
-
-
-def _writer(path: Path, fps: int) -> Any:
-    return _load_imageio().get_writer(path, fps=fps, macro_block_size=1)
-
-
-def _even(frame: Frame) -> Frame:
-    """Returns a frame without its last row or column where H.264, which wants even sizes, would."""
-    return frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2]
-
-
-def _load_imageio() -> Any:
-    try:
-        importlib.import_module("imageio_ffmpeg")  # what writes mp4
-        return importlib.import_module("imageio")
-    except ImportError as error:
-        raise ConfigError(
-            f"films need imageio and ffmpeg (pip install 'rlightning[video]'): {error}"
-        ) from error

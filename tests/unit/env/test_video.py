@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlightning.env.utils.film import FilmWriter
 from rlightning.env.utils.libero_utils import (
     list_of_dict_to_dict_of_list,
     put_info_on_image,
@@ -72,6 +74,30 @@ def test_frames_make_a_film(tmp_path: Any) -> None:
     path = save_rollout_video(shades, tmp_path / "new", "two", fps=5)
     assert path == tmp_path / "new" / "two.mp4"
     assert len(frames(path, 16, 16)) == 2
+
+
+def test_ffmpeg_is_started_without_the_fork_handlers_of_this_process(tmp_path: Any) -> None:
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(1))
+    with FilmWriter(tmp_path / "film.mp4", 5) as writer:
+        writer.append(np.zeros((16, 16), np.uint8))
+    assert len(frames(tmp_path / "film.mp4", 16, 16)) == 1
+    assert not forks
+
+
+def test_what_makes_no_film_is_an_error(tmp_path: Any) -> None:
+    writer = FilmWriter(tmp_path / "missing" / "film.mp4", 5)
+    writer.append(np.zeros((16, 16, 3), np.uint8))
+    with pytest.raises(OSError, match=r"missing/film.mp4: .*No such file"):
+        writer.close()
+    writer.close()
+    with FilmWriter(tmp_path / "film.mp4", 5) as writer:
+        with pytest.raises(ValueError, match=r"no frame: float64 \[16, 16\]"):
+            writer.append(np.zeros((16, 16)))
+        writer.append(np.zeros((16, 16, 3), np.uint8))
+        with pytest.raises(ValueError, match=r"frame \[16, 18, 3\] after \[16, 16, 3\]"):
+            writer.append(np.zeros((16, 18, 3), np.uint8))
+    assert len(frames(tmp_path / "film.mp4", 16, 16)) == 1
 
 
 def test_pictures_are_tiled_row_by_row() -> None:

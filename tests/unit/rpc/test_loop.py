@@ -79,3 +79,25 @@ def test_close_cancels_what_runs_and_can_be_repeated():
 def test_there_is_one_shared_loop():
     assert shared_loop() is shared_loop()
     assert shared_loop().loop.is_running()
+
+
+def test_the_loop_is_made_in_its_thread_where_no_signal_ends_it_half_done(monkeypatch):
+    makers = []
+    make = asyncio.new_event_loop
+
+    def new_event_loop():
+        makers.append(threading.current_thread().name)
+        return make()
+
+    monkeypatch.setattr(asyncio, "new_event_loop", new_event_loop)
+    with LoopThread("own"):
+        assert makers == ["own"]
+
+
+def test_a_loop_that_cannot_be_made_is_told(monkeypatch):
+    def new_event_loop():
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(asyncio, "new_event_loop", new_event_loop)
+    with pytest.raises(OSError, match="too many open files"):
+        LoopThread()
