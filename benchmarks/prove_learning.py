@@ -79,9 +79,7 @@ CELLS = {
     "pendulum_sac": Cell("pendulum_sac.yaml", 15_000, 10),
     "halfcheetah_sac": Cell("halfcheetah_sac.yaml", 100_000, 10),
     "halfcheetah_ppo": Cell("halfcheetah_ppo.yaml", 1_000_000, 100, save_interval=50),
-    "pong_ppo": Cell(
-        "pong.yaml", 1_500_000, 100, save_interval=50, seeds=1, target=-15.0
-    ),
+    "pong_ppo": Cell("pong.yaml", 1_500_000, 100, save_interval=50, seeds=1, target=-15.0),
 }
 
 
