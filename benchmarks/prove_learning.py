@@ -119,6 +119,8 @@ def _run(name: str, who: str, seed: int) -> None:
     scratch = file.with_suffix(".part")
     scratch.write_text(json.dumps(result) + "\n", encoding="utf-8")
     scratch.replace(file)
+    if who == CLUSTER:
+        shutil.rmtree(_unfinished(name, seed))
     took = time.monotonic() - began
     print(f"{name} {who} seed {seed}: {result['score']:.1f} in {took:.0f} s", flush=True)
 
@@ -129,7 +131,7 @@ def _platform() -> str:
 
 def _train(name: str, seed: int) -> list[tuple[int, float]]:
     """Trains with local processes; returns at which env step each episode ended, and its return."""
-    cell, folder = CELLS[name], UNFINISHED / f"{name}-{seed}"
+    cell, folder = CELLS[name], _unfinished(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
     settings = [
         *cell.overrides,
@@ -158,8 +160,11 @@ def _train(name: str, seed: int) -> list[tuple[int, float]]:
         with (run / "episodes.csv").open(encoding="utf-8") as file:
             endings = _endings(list(csv.DictReader(file)))
         found += [(before + at, value) for at, value in endings]
-    shutil.rmtree(folder)
     return found
+
+
+def _unfinished(name: str, seed: int) -> Path:
+    return UNFINISHED / f"{name}-{seed}"
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
