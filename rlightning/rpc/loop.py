@@ -87,7 +87,7 @@ class LoopThread:
         # Made here, where no KeyboardInterrupt can come while it is half done.
         try:
             loop = asyncio.new_event_loop()
-        except BaseException as error:
+        except Exception as error:
             made.set_exception(error)
             return
         asyncio.set_event_loop(loop)

@@ -43,16 +43,16 @@ print({"sympy", "tensordict"} & set(sys.modules))
 """
 
 
+def printed_by(script: str) -> str:
+    command = [sys.executable, "-c", script]
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=60, check=True
+    ).stdout.strip()
+
+
 def test_the_client_needs_no_torch_and_the_rest_names_its_extra() -> None:
-    out = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
     expected = "rlightning.policy.BasePolicy needs torch: pip install 'rlightning[policy]'"
-    assert out.stdout.strip() == expected
+    assert printed_by(WITHOUT_TORCH) == expected
 
 
 def test_every_name_is_there_and_others_are_not() -> None:
@@ -69,11 +69,4 @@ def test_builders_are_at_their_documented_path() -> None:
 
 
 def test_making_networks_loads_none_of_torchs_compiler() -> None:
-    out = subprocess.run(
-        [sys.executable, "-c", MAKING_NETWORKS],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert out.stdout == "set()\n"
+    assert printed_by(MAKING_NETWORKS) == "set()"
