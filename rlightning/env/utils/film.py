@@ -50,8 +50,10 @@ class FilmWriter:
                 raise ValueError(f"no frame: {frame.dtype} {list(frame.shape)}")
             self._shape = frame.shape
             self._process = self._start(_even(frame), _PIXELS[channels])
-        if frame.shape != self._shape:
-            raise ValueError(f"frame {list(frame.shape)} after {list(self._shape)}")
+        if frame.dtype != np.uint8 or frame.shape != self._shape:
+            raise ValueError(
+                f"frame {frame.dtype} {list(frame.shape)} after uint8 {list(self._shape)}"
+            )
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(np.ascontiguousarray(_even(frame)).data)
@@ -85,7 +87,7 @@ class FilmWriter:
         # In a session of its own it does not hear Ctrl-C. A `preexec_fn` would do that too, but
         # would run this process's fork handlers: those of gRPC can end the child before it begins.
         return subprocess.Popen(
-            [*command, str(self._path)],
+            [*command, f"file:{self._path}"],  # whatever its name begins with
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -85,6 +85,14 @@ def test_ffmpeg_is_started_without_the_fork_handlers_of_this_process(tmp_path: A
     assert not forks
 
 
+def test_a_film_may_have_any_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("-dash.mp4", "a:b.mp4"):
+        with FilmWriter(name, 5) as writer:
+            writer.append(np.zeros((16, 16), np.uint8))
+        assert len(frames(tmp_path / name, 16, 16)) == 1
+
+
 def test_what_makes_no_film_is_an_error(tmp_path: Any) -> None:
     writer = FilmWriter(tmp_path / "missing" / "film.mp4", 5)
     writer.append(np.zeros((16, 16, 3), np.uint8))
@@ -95,8 +103,12 @@ def test_what_makes_no_film_is_an_error(tmp_path: Any) -> None:
         with pytest.raises(ValueError, match=r"no frame: float64 \[16, 16\]"):
             writer.append(np.zeros((16, 16)))
         writer.append(np.zeros((16, 16, 3), np.uint8))
-        with pytest.raises(ValueError, match=r"frame \[16, 18, 3\] after \[16, 16, 3\]"):
+        with pytest.raises(
+            ValueError, match=r"frame uint8 \[16, 18, 3\] after uint8 \[16, 16, 3\]"
+        ):
             writer.append(np.zeros((16, 18, 3), np.uint8))
+        with pytest.raises(ValueError, match=r"frame float64 \[16, 16, 3\] after uint8"):
+            writer.append(np.zeros((16, 16, 3)))
     assert len(frames(tmp_path / "film.mp4", 16, 16)) == 1
 
 
