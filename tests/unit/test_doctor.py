@@ -292,7 +292,7 @@ def test_secrets_in_other_forms_are_left_out_of_a_bundle(tmp_path):
     kwargs = {
         "password": 271828182,
         "api_keys": ["key-one-01", "key-two-02"],
-        "credentials": {"user": "me-0123", "pin": 3141},
+        "credentials": {"user": "me-0123", "pin": 314159265},
         "url": "https://me:in-a-url@host/x",
         "save_token": True,
         "token_counts": {"a": 1},
@@ -311,7 +311,7 @@ def test_secrets_in_other_forms_are_left_out_of_a_bundle(tmp_path):
     write_bundle(file, config, Diagnosis([]), run.path)
     with zipfile.ZipFile(file) as archive:
         everything = "".join(archive.read(one).decode() for one in archive.namelist())
-    for secret in ("271828182", "key-one", "key-two", "me-0123", "3141", "in-a-url", "sk-"):
+    for secret in ("271828182", "key-one", "key-two", "me-0123", "314159265", "in-a-url", "sk-"):
         assert secret not in everything, secret
     assert "save_token: true" in everything
     assert "a: 1" in everything
