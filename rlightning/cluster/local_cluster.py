@@ -166,16 +166,13 @@ class ClusterPolicy(_Part):
 
     async def _connect(self) -> None:
         self._service = self._launcher.config.services.policy
-        self._fleet = policy_fleet(self._launcher.config)
-        await self._fleet.start()
+        self._opened = contextlib.AsyncExitStack()
+        self._fleet = await self._opened.enter_async_context(policy_fleet(self._launcher.config))
         self._fleets = {DEFAULT_POLICY: self._fleet}
         self._actors: dict[tuple[str, int], PolicyClient] = {}
 
     async def _close(self) -> None:
-        for fleet in self._fleets.values():
-            await fleet.close()
-        for client in self._actors.values():
-            await client.close()
+        await self._opened.aclose()
 
     @property
     def version(self) -> int:
@@ -204,8 +201,8 @@ class ClusterPolicy(_Part):
 
     async def _publish(self, version: int, weights: bytes, policy: str) -> None:
         if policy not in self._fleets:
-            self._fleets[policy] = fleet = policy_fleet(self._launcher.config, policy=policy)
-            await fleet.start()
+            fleet = policy_fleet(self._launcher.config, policy=policy)
+            self._fleets[policy] = await self._opened.enter_async_context(fleet)
         await self._fleets[policy].publish(version, weights)
 
     def pull(self) -> tuple[int, bytes]:
@@ -234,8 +231,7 @@ class ClusterPolicy(_Part):
         if key not in self._actors:
             addresses = self._service.dial_addresses
             client = PolicyClient(addresses, spec=spec, **dial_options(self._service))
-            await client.start()
-            self._actors[key] = client
+            self._actors[key] = await self._opened.enter_async_context(client)
         return await self._actors[key].act(env_ret, mode=mode, purpose=Purpose.EVAL)
 
 

@@ -133,10 +133,9 @@ class RayLauncher(LocalLauncher):
         for index, sections in enumerate(bundles):
             for section in sections:
                 self._actors[section] = self._make_actor(section, index)
-        for section in ours:
-            follower = threading.Thread(target=self._follow, args=(section,), daemon=True)
-            follower.start()
-            self._followers[section] = follower
+                follower = threading.Thread(target=self._follow, args=(section,), daemon=True)
+                follower.start()
+                self._followers[section] = follower
 
     def _hosts(self) -> list[str]:
         """Returns the addresses of the nodes; 127.0.0.1 alone if all of them are this machine."""

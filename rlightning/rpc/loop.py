@@ -25,6 +25,9 @@ class LoopThread:
 
     def __init__(self, name: str = "rlightning-loop") -> None:
         made: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        # Of a kind that a finalizer may take once more in the thread that has it.
+        self._lock = threading.RLock()
+        self._closing = False
         self._thread = threading.Thread(target=self._serve, args=(made,), name=name, daemon=True)
         self._thread.start()
         self._loop = made.result()
@@ -61,20 +64,23 @@ class LoopThread:
         Raises:
             RuntimeError: The loop is closed, or this is its own thread.
         """
-        problem = ""
-        if self._loop.is_closed() or not self._thread.is_alive():
-            problem = "the loop is closed"
-        elif threading.current_thread() is self._thread:
+        problem = "the loop is closed"
+        if threading.current_thread() is self._thread:
             problem = "called from the loop's own thread, which would wait for itself; use await"
-        if problem:
-            coroutine.close()
-            raise RuntimeError(problem)
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        elif self._thread.is_alive():
+            with self._lock:  # what comes before the stop is cancelled by it, never left waiting
+                if not self._closing:
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise RuntimeError(problem)
 
     def close(self) -> None:
-        """Cancels what still runs and ends the thread. Safe to repeat."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        """Cancels what still runs and ends the thread. Safe to repeat, and in several threads."""
+        if self._thread.is_alive():  # it is not after a fork
+            with self._lock:
+                if not self._closing:
+                    self._closing = True
+                    self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
     def __enter__(self) -> Self:

@@ -76,6 +76,33 @@ def test_close_cancels_what_runs_and_can_be_repeated():
         loop.run(name_of_thread())
 
 
+def test_nothing_is_taken_while_it_closes_and_all_who_close_it_wait():
+    ending, go_on = threading.Event(), threading.Event()
+
+    async def end_slowly():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await asyncio.to_thread(go_on.wait)
+
+    loop = LoopThread()
+    future = loop.submit(end_slowly())
+    loop.run(asyncio.sleep(0))
+    closers = [threading.Thread(target=loop.close) for _ in range(2)]
+    closers[0].start()
+    assert ending.wait(30)
+    closers[1].start()
+    with pytest.raises(RuntimeError, match="closed"):
+        loop.submit(name_of_thread())
+    assert all(closer.is_alive() for closer in closers)
+    go_on.set()
+    for closer in closers:
+        closer.join(30)
+    assert loop.loop.is_closed()
+    assert future.cancelled()
+
+
 def test_there_is_one_shared_loop():
     assert shared_loop() is shared_loop()
     assert shared_loop().loop.is_running()
