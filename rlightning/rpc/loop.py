@@ -79,8 +79,8 @@ class LoopThread:
         if self._thread.is_alive():  # it is not after a fork
             with self._lock:
                 if not self._closing:
-                    self._closing = True
                     self._loop.call_soon_threadsafe(self._loop.stop)
+                    self._closing = True  # last: a close that Ctrl-C cuts off here is repeated
             self._thread.join()
 
     def __enter__(self) -> Self:
