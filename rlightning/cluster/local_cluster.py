@@ -197,7 +197,8 @@ class ClusterPolicy(_Part):
         Raises:
             RemoteError: The server refused them, such as for a name or a shape.
         """
-        self._loop.run(self._publish(version, weights, policy))
+        # No name is the default one's, as on the wire: another fleet would wait for our own lease.
+        self._loop.run(self._publish(version, weights, policy or DEFAULT_POLICY))
 
     async def _publish(self, version: int, weights: bytes, policy: str) -> None:
         if policy not in self._fleets:

@@ -28,6 +28,7 @@ class LoopThread:
         # Of a kind that a finalizer may take once more in the thread that has it.
         self._lock = threading.RLock()
         self._closing = False
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(made,), name=name, daemon=True)
         self._thread.start()
         self._loop = made.result()
@@ -75,12 +76,20 @@ class LoopThread:
         raise RuntimeError(problem)
 
     def close(self) -> None:
-        """Cancels what still runs and ends the thread. Safe to repeat, and in several threads."""
+        """Cancels what still runs and ends the thread. Safe to repeat, and in several threads.
+
+        Raises:
+            RuntimeError: This is the loop's own thread.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a loop cannot be closed from its own thread")
         if self._thread.is_alive():  # it is not after a fork
             with self._lock:
                 if not self._closing:
                     self._loop.call_soon_threadsafe(self._loop.stop)
                     self._closing = True  # last: a close that Ctrl-C cuts off here is repeated
+            # Before Python 3.13 a join that Ctrl-C cuts off takes the thread for ended.
+            self._ended.wait()
             self._thread.join()
 
     def __enter__(self) -> Self:
@@ -102,6 +111,7 @@ class LoopThread:
             loop.run_forever()
         finally:
             close_loop(loop)
+            self._ended.set()
 
 
 @lru_cache(maxsize=1)
@@ -112,10 +122,9 @@ def shared_loop() -> LoopThread:
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Cancels the tasks of a loop that has stopped, lets them end, and closes it."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
+    while tasks := asyncio.all_tasks(loop):  # again for those that they began as they ended
+        for task in tasks:
+            task.cancel()
         loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.run_until_complete(loop.shutdown_default_executor())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rlightning.cluster import LocalCluster
+from rlightning.policy import build_policy, dump_weights, policy_weights
 from rlightning.types import EnvMeta, EnvRet
 from tests.e2e.command import CARTPOLE, ROOT, SMALL, run
 
@@ -67,6 +68,11 @@ def test_local_cluster(tmp_path):
         own = EnvRet("mine", np.zeros((3, 4), np.float32))
         first, second = cluster.policy.act(own, spec), cluster.policy.act(own, spec)
         np.testing.assert_array_equal(first.action, second.action)
+        policy = build_policy(cluster.config.policy, "train")
+        policy.init_train(env_meta=meta)
+        for version, name in ((1, "default"), (2, "")):  # which are the same one
+            cluster.policy.publish(version, dump_weights(policy_weights(policy)), policy=name)
+            assert cluster.policy.version == version
         cluster.env.pause()
         assert not cluster.env.describe().actor_running
         cluster.env.resume()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 
 import pytest
@@ -101,6 +103,54 @@ def test_nothing_is_taken_while_it_closes_and_all_who_close_it_wait():
         closer.join(30)
     assert loop.loop.is_closed()
     assert future.cancelled()
+
+
+def test_a_close_that_ctrl_c_cuts_off_can_be_repeated():
+    go_on = threading.Event()
+
+    async def end_slowly():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.to_thread(go_on.wait)
+
+    loop = LoopThread()
+    loop.submit(end_slowly())
+    loop.run(asyncio.sleep(0))
+    interrupt = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT])
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        loop.close()
+    assert not loop.loop.is_closed()
+    threading.Timer(0.2, go_on.set).start()
+    loop.close()
+    assert loop.loop.is_closed()
+
+
+def test_what_a_task_begins_as_it_ends_is_cancelled_too():
+    begun = []
+
+    async def begin_another():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            begun.append(asyncio.create_task(asyncio.Event().wait()))
+
+    loop = LoopThread()
+    loop.submit(begin_another())
+    loop.run(asyncio.sleep(0))
+    loop.close()
+    assert begun[0].cancelled()
+
+
+def test_a_loop_is_not_closed_from_its_own_thread():
+    async def close(loop):
+        loop.close()
+
+    with LoopThread() as loop:
+        with pytest.raises(RuntimeError, match="own thread"):
+            loop.run(close(loop))
+        assert loop.run(name_of_thread())
 
 
 def test_there_is_one_shared_loop():
